@@ -1,0 +1,55 @@
+// What a trainer tells about its model: parameters, units, and the views it gets back.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zerohold {
+
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16 };
+
+// Bytes of one element: 4 or 2.
+constexpr int64_t SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// "fp32", "bf16", "fp16".
+constexpr const char* NameOf(DType dtype) {
+  constexpr const char* kNames[] = {"fp32", "bf16", "fp16"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+// Index of a parameter, or of a unit, in the list given to Engine::Create.
+using ParameterId = int32_t;
+using UnitId = int32_t;
+
+// One tensor of the trainer. The list is the same, in the same order, on every rank.
+struct ParameterSpec {
+  std::string name;            // not empty, unique
+  std::vector<int64_t> shape;  // {} is one element (0-d); a 0 in it is an empty tensor
+  DType dtype = DType::kFloat32;
+  int group = 0;             // index into EngineOptions::groups
+  bool frozen = false;       // has a value, but neither gradient nor optimizer state
+  double norm_weight = 1.0;  // share in the squared gradient norm (1/copies for replicas); > 0
+  int communicator = 0;      // index into the communicators given to Engine::Create
+};
+
+// Parameters that are acquired and released together, usually one transformer block. Every
+// parameter is in exactly one unit. The backward pass is expected to finish units in the reverse of
+// their order in the list; another order is legal and overlaps less.
+struct UnitSpec {
+  std::string name;                     // not empty, unique
+  std::vector<std::string> parameters;  // names, in the order in which they shall lie in memory
+  std::vector<std::string> uses;        // parameters of other units that this one uses too (tied)
+};
+
+// Memory of one parameter's values or gradient, row-major and dense. The address is a multiple of
+// 64 bytes and never changes while the engine lives; `shape` stays valid as long.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  std::span<const int64_t> shape;
+  int64_t elems = 0;
+};
+
+}  // namespace zerohold

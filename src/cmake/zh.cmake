@@ -1,0 +1,48 @@
+# How rooms, programs and tests are declared. Sources are always listed by hand.
+
+# zh_room(NAME SOURCES ... [LINKS ...]): one static target zh_NAME, an alias zerohold::room::NAME.
+function(zh_room name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_library(zh_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(zh_${name} PUBLIC zh_flags ${ARG_LINKS})
+  set_property(GLOBAL APPEND PROPERTY ZH_ROOMS zh_${name})
+endfunction()
+
+# zh_program(NAME SOURCES ... LINKS ...): an executable in bin/.
+function(zh_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE zh_flags ${ARG_LINKS})
+endfunction()
+
+# zh_test(KIND.NAME SOURCES ... [LINKS ...] [RANKS 1 2 ...] [TIMEOUT seconds] [SMOKE]): one GoogleTest executable and
+# one ctest entry, or with RANKS one entry for each number of ranks under mpirun. SMOKE puts it into tests/run --quick.
+function(zh_test name)
+  cmake_parse_arguments(ARG "SMOKE" "TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  string(REPLACE "." "_" target "test_${name}")
+  add_executable(${target} ${ARG_SOURCES})
+  target_link_libraries(${target} PRIVATE zh_flags zh_test_main ${ARG_LINKS})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  set(entries)
+  if(ARG_RANKS)
+    foreach(ranks ${ARG_RANKS})
+      add_test(NAME ${name}.${ranks} COMMAND ${ZH_MPIRUN} --timeout ${ARG_TIMEOUT} -n ${ranks} $<TARGET_FILE:${target}>)
+      set_tests_properties(${name}.${ranks} PROPERTIES PROCESSORS 2)
+      list(APPEND entries ${name}.${ranks})
+    endforeach()
+  else()
+    add_test(NAME ${name} COMMAND ${target})
+    set(entries ${name})
+  endif()
+  math(EXPR hard_timeout "${ARG_TIMEOUT} + 30")
+  set_tests_properties(${entries} PROPERTIES TIMEOUT ${hard_timeout})
+  if(ZH_TEST_ENVIRONMENT)
+    set_tests_properties(${entries} PROPERTIES ENVIRONMENT "${ZH_TEST_ENVIRONMENT}")
+  endif()
+  if(ARG_SMOKE)
+    set_tests_properties(${entries} PROPERTIES LABELS smoke)
+  endif()
+endfunction()

@@ -1,0 +1,132 @@
+// Which rank owns which elements, and at which byte they lie. Pure: no device, file, thread or clock; the
+// same input gives the same layout on every rank, and only `rank` picks whose records are listed.
+//
+// Invariants:
+//  1. A unit's parameters of one dtype, communicator, norm_weight and frozenness form one flat space, in
+//     the unit's order; each begins at a multiple of 64 elements, the space ends at a multiple of 256.
+//  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples of 256.
+//  3. The shards of a bucket are disjoint, in order, and cover it; a shard may be empty.
+//  4. Records cut the concatenation of this rank's update ranges in a flat space every record_elems.
+//  5. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
+#pragma once
+
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "zerohold/tensor.h"
+
+namespace zerohold::layout {
+
+// Elements [begin, end) of a flat space.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+struct FlatParameter {
+  ParameterId id;
+  int64_t begin;  // in the flat space
+  int64_t elems;  // true ones, without padding
+  int group;
+};
+
+struct FlatSpace {
+  UnitId unit;
+  DType dtype;
+  int communicator;
+  double norm_weight;
+  bool frozen;
+  int64_t elems;                    // padded to 256
+  int64_t parameter_offset_bytes;   // in the arena of parameters
+  int64_t gradient_offset_bytes;    // in the arena of gradients; -1 when frozen
+  int64_t first_bucket;             // index over all spaces; a frozen space has none
+  int64_t bucket_count;
+  std::vector<FlatParameter> parameters;
+};
+
+struct Bucket {
+  int32_t space;
+  int64_t index;  // over all spaces
+  Range range;    // in its space
+};
+
+// A contiguous part of a record: `range` of the flat space lies at `offset` in each of the record's arrays.
+struct RecordPiece {
+  Range range;
+  int64_t offset;
+};
+
+struct Record {
+  int32_t space;
+  int64_t elems;  // of each state array
+  std::vector<RecordPiece> pieces;
+};
+
+struct LayoutConfig {
+  int world = 1;
+  int rank = 0;
+  // How many ways the update is sharded: world, or 1 when every rank updates everything (stage 0).
+  int update_world = 1;
+  int64_t bucket_elems = int64_t{1} << 20;   // rounded up to a multiple of 256
+  int64_t record_elems = int64_t{256} << 10;  // rounded up to a multiple of 256
+};
+
+class Layout {
+ public:
+  // Errors: InvalidArgument naming the parameter or unit (empty or repeated names, negative extents, more
+  // than 2^62 elements, a parameter in no unit or in two, unknown names, `uses` of an own or unknown one).
+  static absl::StatusOr<Layout> Create(const LayoutConfig& config,
+                                       std::span<const ParameterSpec> parameters,
+                                       std::span<const UnitSpec> units);
+
+  std::span<const FlatSpace> spaces() const { return spaces_; }
+  // Spaces of a unit are consecutive: [first, second).
+  std::pair<int, int> SpacesOf(UnitId unit) const { return unit_spaces_[unit]; }
+
+  // Where a parameter lies: its space and its range there.
+  struct Place {
+    int32_t space;
+    Range range;
+  };
+  Place PlaceOf(ParameterId id) const { return places_[id]; }
+
+  int64_t bucket_count() const { return bucket_count_; }
+  Bucket BucketAt(int64_t index) const;
+  // The part of a bucket that `rank` owns when it is cut `world` ways.
+  Range ShardOf(const Bucket& bucket, int rank, int world) const;
+  // The longest shard of any bucket, elements; sizes staging.
+  int64_t MaxShardElems() const;
+
+  // The records this rank updates, space by space.
+  std::span<const Record> records() const { return records_; }
+
+  int64_t parameter_arena_bytes() const { return parameter_arena_bytes_; }
+  int64_t gradient_arena_bytes() const { return gradient_arena_bytes_; }
+  int64_t total_elems() const { return total_elems_; }
+
+  const LayoutConfig& config() const { return config_; }
+
+ private:
+  LayoutConfig config_;
+  std::vector<FlatSpace> spaces_;
+  std::vector<std::pair<int, int>> unit_spaces_;
+  std::vector<Place> places_;
+  std::vector<Record> records_;
+  int64_t bucket_count_ = 0;
+  int64_t parameter_arena_bytes_ = 0;
+  int64_t gradient_arena_bytes_ = 0;
+  int64_t total_elems_ = 0;
+};
+
+// One line per parameter and per unit, in order, with all that must agree over ranks; rank-independent.
+// Two ranks whose lines differ must not work together, and the first differing line says why.
+std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units);
+
+}  // namespace zerohold::layout
