@@ -1,16 +1,16 @@
-# Options, packages and the flags that all targets share.
+# Options and the flags that all targets share; packages.cmake, accelerators.cmake and torch.cmake find what is outside.
 
-set(ZEROHOLD_CUDA AUTO CACHE STRING "CUDA toolkit: AUTO, ON or OFF")
-set(ZEROHOLD_HIP AUTO CACHE STRING "HIP: AUTO, ON or OFF")
-set(ZEROHOLD_NCCL AUTO CACHE STRING "NCCL or RCCL: AUTO, ON or OFF")
-set(ZEROHOLD_TORCH AUTO CACHE STRING "libtorch, which zh-train needs: AUTO, ON or OFF")
-set(ZEROHOLD_SANITIZE "" CACHE STRING "address (with undefined), thread, undefined, or empty")
-foreach(option CUDA HIP NCCL TORCH)
-  set_property(CACHE ZEROHOLD_${option} PROPERTY STRINGS AUTO ON OFF)
-  if(NOT ZEROHOLD_${option} MATCHES "^(AUTO|ON|OFF)$")
-    message(FATAL_ERROR "ZEROHOLD_${option}=${ZEROHOLD_${option}}: give AUTO, ON or OFF")
+foreach(option_meaning "CUDA:CUDA toolkit" "HIP:HIP compiler" "NCCL:NCCL or RCCL"
+                       "TORCH:libtorch, which zh-train needs")
+  string(REGEX MATCH "^([A-Z]+):(.*)$" _ "${option_meaning}")
+  set(option ZEROHOLD_${CMAKE_MATCH_1})
+  set(${option} AUTO CACHE STRING "${CMAKE_MATCH_2}: AUTO, ON or OFF")
+  set_property(CACHE ${option} PROPERTY STRINGS AUTO ON OFF)
+  if(NOT ${option} MATCHES "^(AUTO|ON|OFF)$")
+    message(FATAL_ERROR "${option}=${${option}}: give AUTO, ON or OFF")
   endif()
 endforeach()
+set(ZEROHOLD_SANITIZE "" CACHE STRING "address (with undefined), thread, undefined, or empty")
 if(NOT ZEROHOLD_SANITIZE MATCHES "^(address|thread|undefined|)$")
   message(FATAL_ERROR "ZEROHOLD_SANITIZE=${ZEROHOLD_SANITIZE}: give address, thread or undefined")
 endif()
@@ -32,17 +32,10 @@ if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
 endif()
 
-find_package(Threads REQUIRED)
-find_package(absl REQUIRED)
-find_package(Boost 1.74 REQUIRED)
-find_package(MPI REQUIRED COMPONENTS CXX)
-find_package(nlohmann_json REQUIRED)
-find_package(CLI11 REQUIRED)
-find_package(GTest REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
-
 include(GNUInstallDirs)
+include(${CMAKE_CURRENT_LIST_DIR}/packages.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/accelerators.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
 
 # One arithmetic: no fused multiply-add, no reordering, on every target; errno and traps only cost here.
 add_library(zh_flags INTERFACE)

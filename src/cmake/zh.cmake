@@ -13,6 +13,7 @@ function(zh_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE zh_flags ${ARG_LINKS})
+  set_property(GLOBAL APPEND PROPERTY ZH_PROGRAMS ${name})
 endfunction()
 
 # zh_test(KIND.NAME SOURCES ... [LINKS ...] [RANKS 1 2 ...] [TIMEOUT seconds] [SMOKE]): one GoogleTest executable and
