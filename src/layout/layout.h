@@ -5,7 +5,9 @@
 //  1. A unit's parameters of one dtype, communicator, norm_weight and frozenness form one flat space, in
 //     the unit's order; each begins at a multiple of 64 elements, the space ends at a multiple of 256.
 //  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples of 256.
-//  3. The shards of a bucket are disjoint, in order, and cover it; a shard may be empty.
+//  3. The shards of a bucket are disjoint and cover it, each in one piece, evenly; a shard may be empty. Which
+//     rank has which part turns by one from bucket to bucket, so that buckets with fewer blocks than ranks
+//     do not all fall to the same rank: shards need not ascend with the rank.
 //  4. Records cut the concatenation of this rank's update ranges in a flat space every record_elems.
 //  5. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
 #pragma once
@@ -21,6 +23,8 @@
 #include "zerohold/tensor.h"
 
 namespace zerohold::layout {
+
+struct CheckedInput;
 
 // Elements [begin, end) of a flat space.
 struct Range {
@@ -81,7 +85,9 @@ struct LayoutConfig {
 class Layout {
  public:
   // Errors: InvalidArgument naming the parameter or unit (empty or repeated names, negative extents, more
-  // than 2^62 elements, a parameter in no unit or in two, unknown names, `uses` of an own or unknown one).
+  // than 2^62 elements, or bytes in all, a norm_weight that is not finite and > 0, negative indices, a
+  // parameter in no unit or in two, unknown names, `uses` of an own, repeated or unknown one), or the field
+  // of the config.
   static absl::StatusOr<Layout> Create(const LayoutConfig& config,
                                        std::span<const ParameterSpec> parameters,
                                        std::span<const UnitSpec> units);
@@ -98,7 +104,7 @@ class Layout {
   Place PlaceOf(ParameterId id) const { return places_[id]; }
 
   int64_t bucket_count() const { return bucket_count_; }
-  Bucket BucketAt(int64_t index) const;
+  Bucket BucketAt(int64_t index) const;  // O(log spaces)
   // The part of a bucket that `rank` owns when it is cut `world` ways.
   Range ShardOf(const Bucket& bucket, int rank, int world) const;
   // The longest shard of any bucket, elements; sizes staging.
@@ -111,9 +117,14 @@ class Layout {
   int64_t gradient_arena_bytes() const { return gradient_arena_bytes_; }
   int64_t total_elems() const { return total_elems_; }
 
-  const LayoutConfig& config() const { return config_; }
+  const LayoutConfig& config() const { return config_; }  // as rounded up
 
  private:
+  void PlaceUnit(UnitId unit, const CheckedInput& input, std::span<const ParameterSpec> parameters);
+  void PlaceSpaces();
+  void CutRecords(int32_t space);
+  Bucket BucketIn(int32_t space, int64_t index) const;
+
   LayoutConfig config_;
   std::vector<FlatSpace> spaces_;
   std::vector<std::pair<int, int>> unit_spaces_;

@@ -1,0 +1,184 @@
+// Plans in one pass over the parameters and one over the buckets, of which only what this rank
+// updates is kept.
+#include "src/layout/layout.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+
+#include "src/base/align.h"
+#include "src/base/check.h"
+#include "src/base/status_macros.h"
+#include "src/layout/input.h"
+
+namespace zerohold::layout {
+namespace {
+
+using base::AlignUp;
+using base::CeilDiv;
+using base::kBlockElems;
+
+constexpr int64_t kMaxPieceElems = int64_t{1} << 61;
+
+absl::Status CheckConfig(const LayoutConfig& config) {
+  const auto refuse = [](const auto&... why) {
+    return absl::InvalidArgumentError(absl::StrCat(why...));
+  };
+  if (config.world < 1) return refuse("world is ", config.world, "; it is >= 1");
+  if (config.rank < 0 || config.rank >= config.world) {
+    return refuse("rank is ", config.rank, "; it is in [0, ", config.world, ")");
+  }
+  if (config.update_world != 1 && config.update_world != config.world) {
+    return refuse("update_world is ", config.update_world, "; it is 1 or ", config.world);
+  }
+  if (config.bucket_elems < 1 || config.bucket_elems > kMaxPieceElems) {
+    return refuse("bucket_elems is ", config.bucket_elems, "; it is in [1, 2^61]");
+  }
+  if (config.record_elems < 1 || config.record_elems > kMaxPieceElems) {
+    return refuse("record_elems is ", config.record_elems, "; it is in [1, 2^61]");
+  }
+  return absl::OkStatus();
+}
+
+bool BelongsTo(const FlatSpace& space, const ParameterSpec& parameter) {
+  return space.dtype == parameter.dtype && space.communicator == parameter.communicator &&
+         space.norm_weight == parameter.norm_weight && space.frozen == parameter.frozen;
+}
+
+FlatSpace EmptySpace(UnitId unit, const ParameterSpec& like) {
+  return {.unit = unit,
+          .dtype = like.dtype,
+          .communicator = like.communicator,
+          .norm_weight = like.norm_weight,
+          .frozen = like.frozen,
+          .elems = 0,
+          .parameter_offset_bytes = -1,
+          .gradient_offset_bytes = -1,
+          .first_bucket = 0,
+          .bucket_count = 0,
+          .parameters = {}};
+}
+
+// Moves `end_bytes` of an arena behind the space and returns where the space begins: on a multiple
+// of a block of its dtype, so that shards in the arena are aligned too.
+int64_t Reserve(const FlatSpace& space, int64_t& end_bytes) {
+  const int64_t elem_bytes = SizeOf(space.dtype);
+  const int64_t begin_bytes = AlignUp(end_bytes, kBlockElems * elem_bytes);
+  end_bytes = begin_bytes + space.elems * elem_bytes;
+  return begin_bytes;
+}
+
+void Append(Record& record, const Range& range) {
+  if (!record.pieces.empty() && record.pieces.back().range.end == range.begin) {
+    record.pieces.back().range.end = range.end;
+  } else {
+    record.pieces.push_back({range, record.elems});
+  }
+  record.elems += range.size();
+}
+
+}  // namespace
+
+absl::StatusOr<Layout> Layout::Create(const LayoutConfig& config,
+                                      std::span<const ParameterSpec> parameters,
+                                      std::span<const UnitSpec> units) {
+  ZH_RETURN_IF_ERROR(CheckConfig(config));
+  ZH_ASSIGN_OR_RETURN(const CheckedInput input, CheckInput(parameters, units));
+  Layout layout;
+  layout.config_ = config;
+  layout.config_.bucket_elems = AlignUp(config.bucket_elems, kBlockElems);
+  layout.config_.record_elems = AlignUp(config.record_elems, kBlockElems);
+  layout.places_.resize(parameters.size());
+  for (UnitId unit = 0; unit < static_cast<UnitId>(units.size()); ++unit) {
+    layout.PlaceUnit(unit, input, parameters);
+  }
+  layout.PlaceSpaces();
+  for (int32_t space = 0; space < static_cast<int32_t>(layout.spaces_.size()); ++space) {
+    layout.CutRecords(space);
+  }
+  return layout;
+}
+
+void Layout::PlaceUnit(UnitId unit, const CheckedInput& input,
+                       std::span<const ParameterSpec> parameters) {
+  const auto first = static_cast<int>(spaces_.size());
+  for (const ParameterId id : input.units[unit]) {
+    const ParameterSpec& spec = parameters[id];
+    const int64_t elems = input.elems[id];
+    auto space = std::find_if(spaces_.begin() + first, spaces_.end(),
+                              [&](const FlatSpace& known) { return BelongsTo(known, spec); });
+    if (space == spaces_.end()) space = spaces_.insert(space, EmptySpace(unit, spec));
+    const int64_t begin = AlignUp(space->elems, base::kParameterAlignElems);
+    space->parameters.push_back({id, begin, elems, spec.group});
+    space->elems = begin + elems;
+    places_[id] = {static_cast<int32_t>(space - spaces_.begin()), {begin, begin + elems}};
+    total_elems_ += elems;
+  }
+  unit_spaces_.emplace_back(first, static_cast<int>(spaces_.size()));
+}
+
+void Layout::PlaceSpaces() {
+  for (FlatSpace& space : spaces_) {
+    space.elems = AlignUp(space.elems, kBlockElems);
+    space.parameter_offset_bytes = Reserve(space, parameter_arena_bytes_);
+    space.first_bucket = bucket_count_;
+    if (space.frozen) continue;
+    space.gradient_offset_bytes = Reserve(space, gradient_arena_bytes_);
+    space.bucket_count = CeilDiv(space.elems, config_.bucket_elems);
+    bucket_count_ += space.bucket_count;
+  }
+  parameter_arena_bytes_ = AlignUp(parameter_arena_bytes_, base::kPageBytes);
+  gradient_arena_bytes_ = AlignUp(gradient_arena_bytes_, base::kPageBytes);
+}
+
+void Layout::CutRecords(int32_t space) {
+  const int rank = config_.update_world == 1 ? 0 : config_.rank;
+  const int64_t first = spaces_[space].first_bucket;
+  bool full = true;
+  for (int64_t index = first; index < first + spaces_[space].bucket_count; ++index) {
+    Range left = ShardOf(BucketIn(space, index), rank, config_.update_world);
+    while (left.size() > 0) {
+      if (full) records_.push_back({space, 0, {}});
+      Record& record = records_.back();
+      const int64_t take = std::min(left.size(), config_.record_elems - record.elems);
+      Append(record, {left.begin, left.begin + take});
+      left.begin += take;
+      full = record.elems == config_.record_elems;
+    }
+  }
+}
+
+Bucket Layout::BucketIn(int32_t space, int64_t index) const {
+  const int64_t begin = (index - spaces_[space].first_bucket) * config_.bucket_elems;
+  return {space, index, {begin, std::min(begin + config_.bucket_elems, spaces_[space].elems)}};
+}
+
+Bucket Layout::BucketAt(int64_t index) const {
+  ZH_CHECK(index >= 0 && index < bucket_count_, index, bucket_count_);
+  // The last space that begins at or before the index: those without a bucket begin where the next
+  // does.
+  const auto after = std::ranges::upper_bound(spaces_, index, {}, &FlatSpace::first_bucket);
+  return BucketIn(static_cast<int32_t>(after - spaces_.begin()) - 1, index);
+}
+
+Range Layout::ShardOf(const Bucket& bucket, int rank, int world) const {
+  ZH_CHECK(rank >= 0 && rank < world, rank, world);
+  const int64_t blocks = bucket.range.size() / kBlockElems;
+  const int64_t part = (rank + bucket.index) % world;
+  // floor(blocks * i / world), without the product that may not fit.
+  const auto border = [&](int64_t i) {
+    return bucket.range.begin + kBlockElems * (blocks / world * i + blocks % world * i / world);
+  };
+  return {border(part), border(part + 1)};
+}
+
+int64_t Layout::MaxShardElems() const {
+  int64_t longest = 0;
+  for (const FlatSpace& space : spaces_) {
+    if (space.bucket_count > 0) longest = std::max(longest, space.elems);
+  }
+  const int64_t blocks = std::min(longest, config_.bucket_elems) / kBlockElems;
+  return kBlockElems * CeilDiv(blocks, config_.world);
+}
+
+}  // namespace zerohold::layout
