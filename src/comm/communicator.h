@@ -76,6 +76,10 @@ class Communicator {
   void Configure(const CommunicatorSettings& settings) { settings_ = settings; }
   const CommunicatorSettings& settings() const { return settings_; }
 
+  // Any thread, not blocking: the verb at hand and all later ones end with Cancelled within milliseconds,
+  // without waiting for a peer (an owner that goes away on an error must not hang in a collective).
+  virtual void Cancel() = 0;
+
   // Memory that ReduceScatter works in; it outlives its use. See ScratchBytes.
   void SetScratch(std::span<std::byte> scratch) { scratch_ = scratch; }
   // Enough for buckets whose longest shard has `max_shard_elems`.
