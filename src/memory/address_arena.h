@@ -3,6 +3,7 @@
 #pragma once
 
 #include <absl/status/statusor.h>
+#include <sys/types.h>
 
 #include <cstdint>
 
@@ -13,7 +14,8 @@ namespace zerohold::memory {
 
 class AddressArena {
  public:
-  // Reserves addresses, no memory; aligned to 2 MiB. 0 bytes is legal. `ledger` outlives the arena.
+  // Reserves addresses, no memory; aligned to 2 MiB. 0 bytes is legal: base() is null. `ledger` outlives
+  // the arena.
   static absl::StatusOr<AddressArena> Reserve(int64_t bytes, MemoryKind kind, Ledger* ledger);
   AddressArena() = default;
   AddressArena(AddressArena&& other) noexcept;
@@ -22,7 +24,8 @@ class AddressArena {
 
   // Attaches [segment_offset, +bytes) of the segment, or private zeroed memory, at `offset`; counts `bytes`
   // in the ledger. All multiples of the page size, except that `bytes` is rounded up to pages for the mapping
-  // alone. Memory is present before it returns.
+  // alone. Memory is present before it returns. Errors: ResourceExhausted with asked and available bytes;
+  // the range then faults as before.
   absl::Status AttachShared(int64_t offset, int64_t bytes, const Segment& segment, int64_t segment_offset);
   absl::Status AttachPrivate(int64_t offset, int64_t bytes);
 
@@ -30,11 +33,16 @@ class AddressArena {
   int64_t bytes() const { return bytes_; }
 
  private:
+  // Checks our own caller; returns `bytes` in whole pages.
+  int64_t CheckedMapBytes(int64_t offset, int64_t bytes) const;
+  void Count(int64_t bytes);
+
   char* base_ = nullptr;
   int64_t bytes_ = 0;
   int64_t attached_bytes_ = 0;
   MemoryKind kind_ = MemoryKind::kParameters;
   Ledger* ledger_ = nullptr;
+  pid_t pid_ = 0;  // of the process that has the range
 };
 
 }  // namespace zerohold::memory

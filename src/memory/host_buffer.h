@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "src/memory/address_arena.h"
 #include "src/memory/ledger.h"
 
 namespace zerohold::memory {
@@ -16,18 +17,12 @@ class HostBuffer {
   // Errors: ResourceExhausted with asked and available bytes.
   static absl::StatusOr<HostBuffer> Allocate(int64_t bytes, MemoryKind kind, Ledger* ledger);
   HostBuffer() = default;
-  HostBuffer(HostBuffer&& other) noexcept;
-  HostBuffer& operator=(HostBuffer&& other) noexcept;
-  ~HostBuffer();
 
-  void* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
+  void* data() const { return arena_.base(); }
+  int64_t bytes() const { return arena_.bytes(); }
 
  private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
-  MemoryKind kind_ = MemoryKind::kStaging;
-  Ledger* ledger_ = nullptr;
+  AddressArena arena_;  // attached in full
 };
 
 }  // namespace zerohold::memory
