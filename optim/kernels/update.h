@@ -1,34 +1,18 @@
-// The update of a run of elements: one fused pass, chosen once by rule and instruction set. All instruction
-// sets give the same bits. Knows no rank, tier, record or stream.
+// The update of a run of elements: one fused pass, chosen once by rule and instruction set. All
+// instruction sets give the same bits. Knows no rank, tier, record or stream.
 #pragma once
 
 #include <cstdint>
 
+#include "optim/kernels/operands.h"
 #include "zerohold/options.h"
 
 namespace zerohold::kernels {
 
-// What a rule needs besides its operands, made once on the host, in double, and rounded to fp32. The meaning
-// of each value is the rule's own (its element header).
-struct UpdateConstants {
-  float values[12] = {};
-};
-
-// step: the parameter's own count, 1 for its first update. gradient_scale multiplies the gradient (clipping,
-// unscaling). learning_rate replaces group.learning_rate (the schedule applied).
-UpdateConstants MakeConstants(UpdateRule rule, const GroupOptions& group, double learning_rate, int64_t step,
-                              double gradient_scale);
-
-// Arrays of `elems`, fp32, aligned to 64 bytes, not overlapping.
-struct UpdateOperands {
-  float* master = nullptr;
-  float* moment1 = nullptr;
-  float* moment2 = nullptr;
-  const float* gradient = nullptr;
-  int64_t elems = 0;
-};
-
-using UpdateFunction = void (*)(const UpdateConstants& constants, const UpdateOperands& operands);
+// step: the parameter's own count, 1 for its first update. gradient_scale multiplies the gradient
+// (clipping, unscaling). learning_rate replaces group.learning_rate (the schedule applied).
+UpdateConstants MakeConstants(UpdateRule rule, const GroupOptions& group, double learning_rate,
+                              int64_t step, double gradient_scale);
 
 // Requires: `set` is kBest or one that Supports says yes to.
 UpdateFunction SelectUpdate(UpdateRule rule, InstructionSet set);

@@ -7,7 +7,8 @@ namespace zerohold::base {
 
 // Blocks in which norms are summed; borders of buckets, shards and flat spaces are multiples of it.
 inline constexpr int64_t kBlockElems = 256;
-// Parameters begin at multiples of this in their flat space, so that every view is aligned to a cache line.
+// Parameters begin at multiples of this in their flat space, so that every view is aligned to a
+// cache line.
 inline constexpr int64_t kParameterAlignElems = 64;
 inline constexpr int64_t kPageBytes = 4096;
 
