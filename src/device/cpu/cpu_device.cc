@@ -18,7 +18,6 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -86,6 +85,9 @@ class CpuEvent final : public Event {
   Point point_;
 };
 
+struct Nothing {
+  void operator()() const {}
+};
 struct Call {
   Stream::HostFunction function;
   void* context;
@@ -106,7 +108,7 @@ struct WaitForPoint {
   Point point;
   void operator()() const { point.Wait(); }
 };
-using Work = std::variant<std::monostate, Call, CopyBytes, ZeroBytes, WaitForPoint>;
+using Work = std::variant<Nothing, Call, CopyBytes, ZeroBytes, WaitForPoint>;
 
 class CpuStream final : public Stream {
  public:
@@ -144,11 +146,12 @@ class CpuStream final : public Stream {
   void Synchronize() override { progress_->Wait(pushed_); }
 
  private:
-  void Push(Work work) {
+  template <typename Entry>
+  void Push(Entry entry) {
     if (pushed_ >= kQueueDepth) progress_->Wait(pushed_ - kQueueDepth + 1);
     {
       std::lock_guard lock(mutex_);
-      ring_[pushed_ % kQueueDepth] = std::move(work);
+      ring_[pushed_ % kQueueDepth] = std::move(entry);
       ++pushed_;
     }
     pushed_changed_.notify_one();
@@ -163,12 +166,8 @@ class CpuStream final : public Stream {
       }
       // Push does not come back to this slot before Advance.
       Work& work = ring_[next % kQueueDepth];
-      std::visit(
-          [](const auto& run) {
-            if constexpr (!std::is_same_v<decltype(run), const std::monostate&>) run();
-          },
-          work);
-      work = std::monostate();  // lets go of another stream's progress
+      std::visit([](const auto& run) { run(); }, work);
+      work = Nothing();  // lets go of another stream's progress
       progress_->Advance();
     }
   }
@@ -177,8 +176,7 @@ class CpuStream final : public Stream {
   std::mutex mutex_;
   std::condition_variable pushed_changed_;
   std::array<Work, kQueueDepth> ring_;
-  uint64_t pushed_ =
-      0;  // written by the caller under the mutex; the worker reads it under the mutex
+  uint64_t pushed_ = 0;  // only the caller writes it, so that it alone may read without the mutex
   bool closed_ = false;
   std::thread worker_;  // last: starts when all else is there
 };
