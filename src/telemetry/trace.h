@@ -1,5 +1,5 @@
-// Spans in time, and the Chrome-trace file that shows them. A trace that was not asked for costs one
-// branch a span and allocates nothing.
+// Spans in time, and the Chrome-trace file that shows them. A trace that was not asked for costs
+// one branch a span and allocates nothing.
 //
 // Threads: Record may be called from any thread; Write once, when no other thread records.
 #pragma once
@@ -26,10 +26,12 @@ class Trace {
   ~Trace();
   bool enabled() const { return impl_ != nullptr; }
 
-  // `name` must outlive the trace (a literal). `index` is shown beside it when >= 0 (a unit, a bucket).
+  // `name` must outlive the trace (a literal). `index` is shown beside it when >= 0 (a unit, a
+  // bucket).
   void Record(Lane lane, const char* name, int64_t index, int64_t begin_ns, int64_t end_ns);
 
-  // Writes {"traceEvents":[...]} with process and lane names. Internal errors: the path and errno's text.
+  // Writes {"traceEvents":[...]} with process and lane names. Internal errors: the path and errno's
+  // text.
   absl::Status Write();
 
  private:
@@ -41,7 +43,11 @@ class Trace {
 class Span {
  public:
   Span(Trace& trace, Lane lane, const char* name, int64_t index = -1)
-      : trace_(trace), lane_(lane), name_(name), index_(index), begin_ns_(trace.enabled() ? NowNs() : 0) {}
+      : trace_(trace),
+        lane_(lane),
+        name_(name),
+        index_(index),
+        begin_ns_(trace.enabled() ? NowNs() : 0) {}
   ~Span() {
     if (trace_.enabled()) trace_.Record(lane_, name_, index_, begin_ns_, NowNs());
   }
