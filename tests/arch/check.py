@@ -100,7 +100,7 @@ def check_links(tree):
             continue
         text = re.sub(r"#[^\n]*", "", tree.text(name))
         for match in re.finditer(r"zh_room\s*\(\s*(\w+)([^)]*)\)", text):
-            for link in re.findall(r"\bzh_([a-z]+)\b", match.group(2).partition("LINKS")[2]):
+            for link in re.findall(r"\bzh_([a-z]+)", match.group(2).partition("LINKS")[2]):
                 allowed = {each.rpartition("/")[2] for each in rules.ROOMS[room] + [room]}
                 if link not in allowed | {"flags"}:
                     line = text.count("\n", 0, match.start()) + 1
