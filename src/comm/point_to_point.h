@@ -1,0 +1,123 @@
+// The four verbs over one primitive. A transport brings only Exchange: bytes between pairs of
+// ranks, with a deadline; who sends what to whom, the order of sums, the check of order and the
+// texts of errors are written here once.
+//
+// Does not know: threads, MPI, what a bucket is.
+// Threads: one at a time, as Communicator says.
+//
+// Invariants:
+//  1. In AllReduce and ReduceScatter every rank sends to every other one, so that a rank that has
+//  not
+//     come is known by its number; empty shards send empty messages.
+//  2. A failed exchange breaks the communicator for good: its status is every later verb's answer.
+//  3. Once each verb has run with its largest operands, verbs allocate nothing.
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "src/comm/communicator.h"
+#include "src/comm/tree_sum.h"
+
+namespace zerohold::comm {
+
+class PointToPointCommunicator : public Communicator {
+ public:
+  int rank() const final { return rank_; }
+  int size() const final { return size_; }
+  void Cancel() final;
+
+  absl::Status AllGather(const Label& label, void* buffer, std::span<const Piece> pieces) final;
+  absl::Status ReduceScatter(const Label& label, const ReduceScatterOperands& operands) final;
+  absl::Status Broadcast(const Label& label, void* buffer, int64_t bytes, int root) final;
+  absl::Status AllReduce(const Label& label, std::span<int64_t> bits, std::span<int64_t> maxima,
+                         std::span<int64_t> sums) final;
+
+ protected:
+  struct Outgoing {
+    int peer;
+    const void* data;
+    int64_t bytes;
+  };
+  struct Incoming {
+    int peer;
+    void* data;
+    int64_t bytes;
+  };
+  // Messages meet only messages of the same tag: a rank that is in another operation counts as one
+  // that has not come, even when its sizes fit.
+  struct Call {
+    const Label& label;
+    uint32_t tag;  // under kTagMask
+  };
+  static constexpr uint32_t kTagMask = 0x7fffffff;
+
+  PointToPointCommunicator(int rank, int size);
+
+  // Moves all messages and returns when none of the buffers is in use any more. Between two ranks,
+  // messages match in the order of the lists. Sizes of both sides are compared; zero is a size like
+  // any other. Errors: TimedOut, Cancelled, WrongSize, or the transport's own, as Aborted.
+  virtual absl::Status Exchange(const Call& call, std::span<const Outgoing> outgoing,
+                                std::span<const Incoming> incoming) = 0;
+
+  // Any thread: makes an Exchange that waits look at cancelled() soon. Transports that poll need
+  // not.
+  virtual void Interrupt() {}
+  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
+
+  // When an exchange that starts now gives up.
+  std::chrono::steady_clock::time_point Deadline() const;
+
+  // What Exchange answers when ranks have not come (any order, repeats allowed), when it was
+  // cancelled, and when a message is longer or shorter than `bytes`, what this rank has for it.
+  absl::Status TimedOut(const Label& label, std::vector<int> missing) const;
+  static absl::Status Cancelled(const Label& label);
+  static absl::Status WrongSize(const Label& label, int peer, int64_t bytes);
+
+ private:
+  // What ranks must agree on besides the label.
+  struct Shape {
+    int64_t messages = 0;  // tells apart who sends how many messages to whom; part of the tag
+    int64_t bytes = 0;     // of the operands as a whole
+    uint64_t hash = 0;     // of all the rest; only taken when the order is checked
+  };
+  struct OrderRecord {
+    static constexpr int kTextBytes = 104;
+    int64_t sequence;
+    int64_t bytes;
+    uint64_t hash;
+    char text[kTextBytes];  // the label, cut to fit
+  };
+
+  // Starts a verb: the sticky status, the check of order. After it the message lists are empty.
+  absl::Status Begin(const Label& label, const Shape& shape);
+  absl::Status CheckOrder(const Label& label, const Shape& shape);
+  // Exchanges the message lists, and keeps what fails.
+  absl::Status Run(const Label& label);
+  // The k-th peer after and before this rank, k from 1: spreads the load over ranks.
+  int After(int k) const { return (rank_ + k) % size_; }
+  int Before(int k) const { return (rank_ + size_ - k) % size_; }
+  void CountSent(Traffic traffic);
+
+  const int rank_;
+  const int size_;
+  TreeSum tree_sum_;
+  std::atomic<bool> cancelled_ = false;
+  absl::Status broken_;
+  int64_t sequence_ = 0;
+  uint32_t tag_ = 0;
+
+  // Kept for their capacity.
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::vector<const void*> addends_;
+  std::vector<int64_t> words_;
+  std::vector<OrderRecord> records_;
+};
+
+}  // namespace zerohold::comm

@@ -1,0 +1,184 @@
+// Invariants:
+//  1. A message lies in its mailbox until its sender's Exchange ends, and Exchange does not end
+//  while somebody
+//     copies out of it: bytes of a message that was taken may be read without the lock.
+//  2. A rank that gives up withdraws what nobody took. It leaves nothing behind that another one
+//  could touch;
+//     those who wait for it run into their deadline.
+#include "src/comm/thread_communicator.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "src/comm/point_to_point.h"
+
+namespace zerohold::comm {
+namespace {
+
+struct Message {
+  uint32_t tag;
+  const void* data;
+  int64_t bytes;
+};
+
+// What one rank has for another in the exchange at hand, in order.
+struct Mailbox {
+  std::vector<Message> messages;
+  size_t next = 0;  // the first that is not taken
+};
+
+struct RankState {
+  std::condition_variable changed;  // what this rank waits for may have come
+  int64_t unread = 0;               // its messages that are not copied yet
+  int refused_by = -1;              // who found a message of it too long or too short
+};
+
+// All that ranks share, under one lock; copies run outside it.
+struct Hub {
+  explicit Hub(int world) : world(world), ranks(world), mailboxes(world * world) {}
+  Mailbox& mailbox(int from, int to) { return mailboxes[from * world + to]; }
+
+  const int world;
+  std::mutex mutex;
+  std::vector<RankState> ranks;
+  std::vector<Mailbox> mailboxes;
+};
+
+class ThreadCommunicator final : public PointToPointCommunicator {
+ public:
+  ThreadCommunicator(std::shared_ptr<Hub> hub, int rank)
+      : PointToPointCommunicator(rank, hub->world), hub_(std::move(hub)) {}
+  int local_rank() const override { return rank(); }
+  int local_size() const override { return size(); }
+  bool any_thread() const override { return true; }
+
+ protected:
+  absl::Status Exchange(const Call& call, std::span<const Outgoing> outgoing,
+                        std::span<const Incoming> incoming) override {
+    const auto deadline = Deadline();
+    Lock lock(hub_->mutex);
+    RankState& own = hub_->ranks[rank()];
+    Post(call, outgoing);
+    arrived_.assign(incoming.size(), 0);
+    size_t arrived_count = 0;
+    for (bool expired = false;;) {
+      if (const int64_t index = FindArrived(call, incoming); index >= 0) {
+        if (!Take(incoming[index], lock)) {
+          return Withdraw(lock, WrongSize(call.label, incoming[index].peer, incoming[index].bytes));
+        }
+        arrived_[index] = 1;
+        ++arrived_count;
+      } else if (own.refused_by >= 0) {
+        return Withdraw(lock, Refused(call, outgoing));
+      } else if (arrived_count == incoming.size() && own.unread == 0) {
+        return absl::OkStatus();
+      } else if (cancelled()) {
+        return Withdraw(lock, Cancelled(call.label));
+      } else if (expired) {
+        return Withdraw(lock, TimedOut(call.label, Missing(incoming)));
+      } else {
+        expired = own.changed.wait_until(lock, deadline) == std::cv_status::timeout;
+      }
+    }
+  }
+
+  void Interrupt() override {
+    Lock lock(hub_->mutex);
+    hub_->ranks[rank()].changed.notify_all();
+  }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void Post(const Call& call, std::span<const Outgoing> outgoing) {
+    for (int peer = 0; peer < size(); ++peer) {
+      hub_->mailbox(rank(), peer).messages.clear();
+      hub_->mailbox(rank(), peer).next = 0;
+    }
+    for (const Outgoing& message : outgoing) {
+      hub_->mailbox(rank(), message.peer)
+          .messages.push_back({call.tag, message.data, message.bytes});
+      hub_->ranks[message.peer].changed.notify_all();
+    }
+    hub_->ranks[rank()].unread = std::ssize(outgoing);
+  }
+
+  // The first message that waits for us and that we wait for; -1 for none. Always searched from the
+  // front, so that two messages of one peer are never exchanged.
+  int64_t FindArrived(const Call& call, std::span<const Incoming> incoming) const {
+    for (size_t i = 0; i < incoming.size(); ++i) {
+      if (arrived_[i]) continue;
+      const Mailbox& box = hub_->mailbox(incoming[i].peer, rank());
+      if (box.next < box.messages.size() && box.messages[box.next].tag == call.tag) return i;
+    }
+    return -1;
+  }
+
+  // Copies the next message of its peer; false if its size is another one. Drops the lock
+  // meanwhile.
+  bool Take(const Incoming& into, Lock& lock) {
+    Mailbox& box = hub_->mailbox(into.peer, rank());
+    const Message message = box.messages[box.next++];
+    const bool fits = message.bytes == into.bytes;
+    if (fits && into.bytes > 0) {
+      lock.unlock();
+      std::memcpy(into.data, message.data, into.bytes);
+      lock.lock();
+    }
+    RankState& sender = hub_->ranks[into.peer];
+    --sender.unread;
+    if (!fits) sender.refused_by = rank();
+    sender.changed.notify_all();
+    return fits;
+  }
+
+  absl::Status Refused(const Call& call, std::span<const Outgoing> outgoing) const {
+    const int peer = hub_->ranks[rank()].refused_by;
+    const auto sent = std::find_if(outgoing.begin(), outgoing.end(),
+                                   [peer](const Outgoing& m) { return m.peer == peer; });
+    return WrongSize(call.label, peer, sent->bytes);
+  }
+
+  std::vector<int> Missing(std::span<const Incoming> incoming) const {
+    std::vector<int> missing;
+    for (size_t i = 0; i < incoming.size(); ++i) {
+      if (!arrived_[i]) missing.push_back(incoming[i].peer);
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      const Mailbox& box = hub_->mailbox(rank(), peer);
+      if (box.next < box.messages.size()) missing.push_back(peer);
+    }
+    return missing;
+  }
+
+  absl::Status Withdraw(Lock& lock, absl::Status reason) {
+    RankState& own = hub_->ranks[rank()];
+    for (int peer = 0; peer < size(); ++peer) {
+      Mailbox& box = hub_->mailbox(rank(), peer);
+      own.unread -= box.messages.size() - box.next;
+      box.messages.resize(box.next);
+    }
+    // What is left is being copied right now.
+    own.changed.wait(lock, [&own] { return own.unread == 0; });
+    return reason;
+  }
+
+  const std::shared_ptr<Hub> hub_;
+  std::vector<char> arrived_;  // of each incoming message
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Communicator>> CreateThreadCommunicators(int world) {
+  auto hub = std::make_shared<Hub>(world);
+  std::vector<std::shared_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.push_back(std::make_shared<ThreadCommunicator>(hub, rank));
+  }
+  return ranks;
+}
+
+}  // namespace zerohold::comm
