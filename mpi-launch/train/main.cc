@@ -1,0 +1,164 @@
+// zh-train: trains a small GPT on the bytes of text, through the engine or, as the reference,
+// through torch alone. Start it with mpirun, or without for one rank.
+//
+// Every check is made by each rank for itself and agreed on, so that all ranks end with the same
+// exit code, and rank 0 alone says why, in one line.
+#include <mpi.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "mpi-launch/train/corpus.h"
+#include "mpi-launch/train/log.h"
+#include "mpi-launch/train/model.h"
+#include "mpi-launch/train/options.h"
+#include "mpi-launch/train/progress.h"
+#include "mpi-launch/train/trainer.h"
+#include "zerohold/mpi.h"
+
+namespace zerohold::train {
+namespace {
+
+// The text that rank 0 has.
+std::string TextOfRank0(std::string text) {
+  unsigned long long bytes = text.size();
+  MPI_Bcast(&bytes, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
+  text.resize(bytes);
+  MPI_Bcast(text.data(), static_cast<int>(bytes), MPI_CHAR, 0, MPI_COMM_WORLD);
+  return text;
+}
+
+StatusOr<Corpus> ReadCorpus(const Options& options) {
+  StatusOr<Corpus> corpus = Corpus::Read(options.data);
+  if (!corpus.ok()) return corpus;
+  const auto bytes = static_cast<int64_t>(corpus->bytes().size());
+  if (bytes > options.context) return corpus;
+  return absl::InvalidArgumentError(
+      "--data holds " + std::to_string(bytes) + " bytes, and one sample of --context " +
+      std::to_string(options.context) + " takes " + std::to_string(options.context + 1) +
+      ": give more text or a shorter context");
+}
+
+void Introduce(const Job& job) {
+  const Options& o = job.options;
+  std::printf(
+      "zh-train: %d rank%s, optimizer %s, %.2f M parameters in %zu units; a step is %lld samples "
+      "of "
+      "%lld bytes\n"
+      "text: %lld files, %zu bytes, unigram entropy %.4f nats a byte\n",
+      job.world, job.world == 1 ? "" : "s", o.optimizer.c_str(),
+      static_cast<double>(job.model.elems()) / 1e6, job.model.units().size(),
+      static_cast<long long>(o.micro_batch * o.accumulate * job.world),
+      static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
+      job.corpus.bytes().size(), job.corpus.UnigramEntropy());
+  std::fflush(stdout);
+}
+
+// For what struck this rank alone, or broke what the ranks speak through: an orderly end would wait
+// for peers that do not come, so the reason is told first and nothing is cleaned up.
+[[noreturn]] void Abandon(int rank, int64_t step, std::string reason) {
+  reason = reason.substr(0, reason.find('\n'));  // torch adds where it was thrown
+  std::fprintf(stderr, "zh-train: rank %d, step %lld: %s\n", rank, static_cast<long long>(step),
+               reason.c_str());
+  MPI_Abort(MPI_COMM_WORLD, 1);
+  std::abort();
+}
+
+StatusOr<StepReport> StepOrAbandon(const Job& job, Trainer& trainer, int64_t step) try {
+  StatusOr<StepReport> report = trainer.Step(step);
+  if (absl::IsAborted(report.status()) || absl::IsDeadlineExceeded(report.status())) {
+    Abandon(job.rank, step, std::string(report.status().message()));
+  }
+  return report;
+} catch (const std::exception& error) {
+  Abandon(job.rank, step, error.what());
+}
+
+Status Train(const Job& job, Trainer& trainer, Log& log) {
+  using Clock = std::chrono::steady_clock;
+  const Options& o = job.options;
+  const bool speaks = job.rank == 0;
+  Progress progress(o.steps);
+  const double tokens = static_cast<double>(o.micro_batch * o.accumulate * o.context * job.world);
+  double loss = 0;
+  for (int64_t step = 1; step <= o.steps; ++step) {
+    const Clock::time_point start = Clock::now();
+    const StatusOr<StepReport> report = StepOrAbandon(job, trainer, step);
+    if (!report.ok()) return report.status();
+    loss = report->loss;
+    if (!speaks) continue;
+    const double tokens_per_s =
+        tokens / std::chrono::duration<double>(Clock::now() - start).count();
+    log.AddStep(step, *report, tokens_per_s);
+    progress.Show(step, loss, tokens_per_s);
+  }
+  const StatusOr<std::string> hash = trainer.ParametersHash();
+  if (!hash.ok()) return hash.status();
+  if (speaks) {
+    log.AddFinal(o.steps, loss, *hash);
+    std::printf("loss %.4f after %lld steps (unigram entropy %.4f), parameters_hash %s\n", loss,
+                static_cast<long long>(o.steps), job.corpus.UnigramEntropy(), hash->c_str());
+  }
+  return trainer.Close();
+}
+
+// Gives the same status on every rank.
+Status Run(int argc, char** argv, Communicator& world) {
+  const StatusOr<Options> options = ParseOptions(argc, argv);
+  if (Status s = world.Agree(options.status()); !s.ok()) {
+    return absl::IsCancelled(options.status()) ? options.status() : s;  // the help as it is
+  }
+  const std::string& mine = options->agreed_text;
+  if (Status s = world.Agree(CompareLines(mine, TextOfRank0(mine))); !s.ok()) return s;
+
+  const StatusOr<Corpus> corpus = ReadCorpus(*options);
+  if (Status s = world.Agree(corpus.status()); !s.ok()) return s;
+  const std::string data = "hash of --data=" + std::to_string(corpus->Hash());
+  if (Status s = world.Agree(CompareLines(data, TextOfRank0(data))); !s.ok()) return s;
+
+  Log log;
+  const Status opened = world.rank() == 0 ? log.Open(options->log) : absl::OkStatus();
+  if (Status s = world.Agree(opened); !s.ok()) return s;
+
+  SetComputeThreads(options->compute_threads);
+  const Model model(*options);
+  const Job job{*options, *corpus, model, world.rank(), world.size()};
+  if (world.rank() == 0) Introduce(job);
+  StatusOr<std::unique_ptr<Trainer>> trainer =
+      options->optimizer == "torch" ? MakeTorchTrainer(job) : MakeZeroHoldTrainer(job, world);
+  if (!trainer.ok()) return trainer.status();
+  if (Status s = Train(job, **trainer, log); !s.ok()) return s;
+  trainer->reset();  // the engine has the communicator no more
+  return world.Agree(log.Close());
+}
+
+Status RunOrAbandon(int argc, char** argv, Communicator& world) try {
+  return Run(argc, argv, world);
+} catch (const std::exception& error) {
+  Abandon(world.rank(), 0, error.what());
+}
+
+int Main(int argc, char** argv) {
+  StatusOr<MpiSession> session = MpiSession::Start();
+  StatusOr<Communicator> world = session.ok() ? MpiCommunicator(MPI_COMM_WORLD) : session.status();
+  if (!world.ok()) {
+    std::fprintf(stderr, "zh-train: %s\n", std::string(world.status().message()).c_str());
+    return 1;
+  }
+  const Status status = RunOrAbandon(argc, argv, *world);
+  if (status.ok()) return 0;
+  if (world->rank() == 0) {
+    const bool help = absl::IsCancelled(status);
+    const std::string text(status.message());
+    std::fprintf(help ? stdout : stderr, help ? "%s" : "zh-train: %s\n", text.c_str());
+  }
+  return absl::IsCancelled(status) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace zerohold::train
+
+int main(int argc, char** argv) { return zerohold::train::Main(argc, argv); }
