@@ -57,14 +57,13 @@ ZH_HOST_DEVICE ZH_ALWAYS_INLINE constexpr uint16_t FloatToFloat16(float value) {
   const uint32_t bits = FloatBits(value);
   const uint32_t sign = (bits >> 16) & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
-  const uint32_t exponent = magnitude >> 23;
-  // Below 2^-14 the grid is 2^-24 wide everywhere; 25 bits shifted out leave zero.
-  const uint32_t shift = exponent < 101 ? 25 : exponent > 112 ? 14 : 126 - exponent;
-  const uint32_t denormal = RoundShift((magnitude & 0x7fffff) | 0x800000, shift);
+  // Below 2^-14 the grid is 2^-24 wide, which is that of fp32 just above 0.5: one IEEE addition
+  // rounds as wanted and leaves the 16 bits at the end of its mantissa.
+  const uint32_t denormal = FloatBits(BitsFloat(magnitude) + 0.5f) - FloatBits(0.5f);
   const uint32_t normal = RoundShift(magnitude - ((127 - 15) << 23), 13);
   const uint32_t nan = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   const uint32_t large = magnitude > 0x7f800000 ? nan : magnitude >= 0x477ff000 ? 0x7c00 : normal;
-  return static_cast<uint16_t>(sign | (exponent < 113 ? denormal : large));
+  return static_cast<uint16_t>(sign | (magnitude < 0x38800000 ? denormal : large));
 }
 
 }  // namespace zerohold::base
