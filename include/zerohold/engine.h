@@ -1,15 +1,15 @@
-// The engine: holds a model's parameters, gradients and optimizer states over the ranks of a job and
-// runs the optimizer step. The order of calls in one step of a trainer:
+// The engine: holds a model's parameters, gradients and optimizer states over the ranks of a job
+// and runs the optimizer step. The order of calls in one step of a trainer:
 //
 //   BeginMicroBatch()
 //   Acquire(u, kForward)  ... forward ...  Release(u)        for every unit, forwards
 //   Acquire(u, kBackward) ... backward ... GradReady(u), Release(u)     backwards
 //   Step()
 //
-// Threads: any thread may call, one call at a time. Collective calls are made by all ranks in the same
-// order. A call that fails with the caller's mistake has changed nothing; a call that fails because a
-// peer did (Aborted, DeadlineExceeded) leaves the engine failed, and every later call gives the same
-// status.
+// Threads: any thread may call, one call at a time. Collective calls are made by all ranks in the
+// same order. A call that fails with the caller's mistake has changed nothing; a call that fails
+// because a peer did (Aborted, DeadlineExceeded) leaves the engine failed, and every later call
+// gives the same status.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@
 
 namespace zerohold {
 
-// What a unit is acquired for. kEvaluate is a forward pass that no backward pass follows; kWrite lets
-// the trainer write the parameters (first values, loaded weights).
+// What a unit is acquired for. kEvaluate is a forward pass that no backward pass follows; kWrite
+// lets the trainer write the parameters (first values, loaded weights).
 enum class AcquireMode : uint8_t { kForward, kBackward, kEvaluate, kWrite };
 
 // A state of a parameter that Read and Write reach. kGradient is the reduced one of the last step.
@@ -37,12 +37,11 @@ enum class StateKind : uint8_t { kMaster, kMoment1, kMoment2, kGradient };
 
 class ZH_EXPORT Engine {
  public:
-  // Lays the model out over the ranks of communicators[0], compares options, parameters and units over
-  // them, and allocates everything a step needs. All values start at zero: write the first ones under
-  // Acquire(kWrite). Collective, blocking.
-  // Errors: InvalidArgument naming the field, parameter or unit; FailedPrecondition naming the first
-  // difference between two ranks; ResourceExhausted with asked, available and the setting; the same on
-  // all ranks.
+  // Lays the model out over the ranks of communicators[0], compares options, parameters and units
+  // over them, and allocates everything a step needs. All values start at zero: write the first
+  // ones under Acquire(kWrite). Collective, blocking. Errors: InvalidArgument naming the field,
+  // parameter or unit; FailedPrecondition naming the first difference between two ranks;
+  // ResourceExhausted with asked, available and the setting; the same on all ranks.
   static StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                   std::vector<Communicator> communicators,
                                                   std::vector<ParameterSpec> parameters,
@@ -52,8 +51,8 @@ class ZH_EXPORT Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Views of a parameter's compute copy and of its gradient; the gradient of a frozen parameter has a
-  // null address. Not collective, not blocking. Requires: 0 <= id < the number of parameters.
+  // Views of a parameter's compute copy and of its gradient; the gradient of a frozen parameter has
+  // a null address. Not collective, not blocking. Requires: 0 <= id < the number of parameters.
   TensorView Parameter(ParameterId id) const;
   TensorView Gradient(ParameterId id) const;
   // NotFound naming the name.
@@ -61,41 +60,42 @@ class ZH_EXPORT Engine {
   StatusOr<UnitId> FindUnit(std::string_view name) const;
 
   // Opens a micro-batch and closes the one before. In the last one of a step (`last`), reductions
-  // start under the backward pass as units report. A Step without a last one is the flush of a partial
-  // window: the mean divides by the micro-batches really seen. Not collective by itself, but all ranks
-  // open the same number before a Step. Errors: Unimplemented for weight != 1.
+  // start under the backward pass as units report. A Step without a last one is the flush of a
+  // partial window: the mean divides by the micro-batches really seen. Not collective by itself,
+  // but all ranks open the same number before a Step. Errors: Unimplemented for weight != 1.
   Status BeginMicroBatch(double weight = 1.0, bool last = true);
 
-  // Between the two the unit's parameters are there. The first kBackward of a window zeroes the unit's
-  // gradients; the trainer adds to them (never overwrites), so micro-batches sum in fp32. After kWrite,
-  // Release adopts what the trainer wrote; ranks must have written the same, and the next Step refuses
-  // if they did not. Nests and counts. Blocking until the parameters are there.
-  // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release without
-  // Acquire or a kBackward outside a micro-batch.
+  // Between the two the unit's parameters are there. The first kBackward of a window zeroes the
+  // unit's gradients; the trainer adds to them (never overwrites), so micro-batches sum in fp32.
+  // After kWrite, Release adopts what the trainer wrote; ranks must have written the same, and the
+  // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
+  // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
+  // without Acquire or a kBackward outside a micro-batch.
   Status Acquire(UnitId unit, AcquireMode mode);
   Status Release(UnitId unit);
 
-  // The unit's gradients are final for this micro-batch; at most once in it, after Acquire(kBackward).
-  // Does not block. A unit that no rank reports in a window keeps its parameters, its states and its own
-  // step count; one that some ranks report counts as zero on the others.
+  // The unit's gradients are final for this micro-batch; at most once in it, after
+  // Acquire(kBackward). Does not block. A unit that no rank reports in a window keeps its
+  // parameters, its states and its own step count; one that some ranks report counts as zero on the
+  // others.
   Status GradReady(UnitId unit);
 
-  // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that Step
-  // refuses. Errors: InvalidArgument naming the group or field.
+  // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that
+  // Step refuses. Errors: InvalidArgument naming the group or field.
   Status SetGroup(int group, const GroupOptions& options);
 
   // What the trainer multiplies its loss by. 1: scaling belongs to fp16, not in this version.
   double LossScale() const;
 
-  // Reduces what is left, agrees, clips, updates, gathers. Collective, blocking. A non-finite gradient
-  // is no error: nothing changes on any rank and StepStats says so.
-  // Errors: FailedPrecondition (no gradients reported, ranks that disagree): nothing has changed but the
+  // Reduces what is left, agrees, clips, updates, gathers. Collective, blocking. A non-finite
+  // gradient is no error: nothing changes on any rank and StepStats says so. Errors:
+  // FailedPrecondition (no gradients reported, ranks that disagree): nothing has changed but the
   // gradients, which are gone.
   StatusOr<StepStats> Step();
 
-  // Copies elements [begin, begin + out.size()) of a state, as fp32, to every rank. Collective, blocking,
-  // between steps. Errors: InvalidArgument naming parameter and range; FailedPrecondition for a state
-  // that a frozen parameter has not got.
+  // Copies elements [begin, begin + out.size()) of a state, as fp32, to every rank. Collective,
+  // blocking, between steps. Errors: InvalidArgument naming parameter and range; FailedPrecondition
+  // for a state that a frozen parameter has not got.
   Status Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out);
   // The reverse; every rank gives the same values. kGradient cannot be written.
   Status Write(ParameterId id, StateKind state, int64_t begin, std::span<const float> values);
@@ -112,11 +112,11 @@ class ZH_EXPORT Engine {
 
   // Not collective, not blocking.
   MemoryStats Memory() const;
-  int64_t TotalElements() const;  // over all parameters, padding and second uses not counted
+  int64_t TotalElements() const;     // over all parameters, padding and second uses not counted
   std::string DescribePlan() const;  // the step's operations, one a line
 
-  // Ends the threads, writes the trace, gives everything back. Collective, blocking; the first status
-  // that could not be told before. A second call does nothing.
+  // Ends the threads, writes the trace, gives everything back. Collective, blocking; the first
+  // status that could not be told before. A second call does nothing.
   Status Close();
 
  private:

@@ -28,10 +28,10 @@ class ZH_EXPORT MpiSession {
   bool owns_ = false;
 };
 
-// Duplicates `comm`, so the caller's own messages never meet ours; frees the duplicate with the last
-// handle. If MPI gives less than MPI_THREAD_MULTIPLE, collectives run inside the engine's calls and
-// do not overlap with compute. Collective over `comm`, blocking.
-// Errors: FailedPrecondition when MPI is not initialised or is finalised already.
+// Duplicates `comm`, so the caller's own messages never meet ours; frees the duplicate with the
+// last handle. If MPI gives less than MPI_THREAD_MULTIPLE, collectives run inside the engine's
+// calls and do not overlap with compute. Collective over `comm`, blocking. Errors:
+// FailedPrecondition when MPI is not initialised or is finalised already.
 ZH_EXPORT StatusOr<Communicator> MpiCommunicator(MPI_Comm comm);
 
 // What MPI this is and the thread level it gives, one line, for people.

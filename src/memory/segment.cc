@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -13,11 +14,13 @@
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <utility>
 
 #include "src/base/align.h"
 #include "src/base/check.h"
+#include "src/base/hash.h"
 #include "src/memory/available.h"
 
 namespace zerohold::memory {
@@ -57,6 +60,16 @@ absl::Status OutOfSpace(int64_t bytes, int error) {
 }
 
 }  // namespace
+
+uint64_t SharedMemoryMount() {
+  // A mount's device number is unique within a kernel; the boot id tells kernels apart.
+  struct stat mount = {};
+  stat(kMount, &mount);
+  std::string identity;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity;
+  absl::StrAppend(&identity, "/", static_cast<uint64_t>(mount.st_dev));
+  return base::Hash(identity);
+}
 
 struct Segment::Impl {
   bip::shared_memory_object object;

@@ -1,0 +1,216 @@
+// The front door in C++: arguments checked, calls handed to the engine thread.
+#include "zerohold/engine.h"
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/strings/str_cat.h>
+
+#include <cstring>
+
+#include "optim/engine/engine_core.h"
+#include "src/base/status_macros.h"
+
+namespace zerohold {
+namespace {
+
+using engine::Call;
+
+constexpr const char* NameOf(StateKind state) {
+  constexpr const char* kNames[] = {"master", "moment1", "moment2", "gradient"};
+  return kNames[static_cast<int>(state)];
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  explicit Impl(std::unique_ptr<engine::EngineCore> made) : core(std::move(made)) {
+    for (const ParameterSpec& spec : core->parameters()) {
+      parameter_ids.emplace(spec.name, static_cast<ParameterId>(parameter_ids.size()));
+    }
+    for (const UnitSpec& spec : core->units()) {
+      unit_ids.emplace(spec.name, static_cast<UnitId>(unit_ids.size()));
+    }
+  }
+
+  TensorView View(ParameterId id, float* space) const {
+    const ParameterSpec& spec = core->parameters()[id];
+    const layout::Range range = core->layout().PlaceOf(id).range;
+    return {space == nullptr ? nullptr : space + range.begin, spec.dtype, spec.shape, range.size()};
+  }
+
+  Status Submit(Call& call) {
+    if (closed) return absl::FailedPreconditionError("the engine is closed");
+    core->Submit(call);
+    return std::move(call.status);
+  }
+
+  Status CheckAccess(ParameterId id, StateKind state, int64_t begin, int64_t elems) const {
+    const auto count = static_cast<ParameterId>(core->parameters().size());
+    if (id < 0 || id >= count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", id, " does not exist; there are ", count));
+    }
+    const std::string& name = core->parameters()[id].name;
+    const int64_t size = core->layout().PlaceOf(id).range.size();
+    if (begin < 0 || begin > size || elems > size - begin) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter ", name, " has ", size, " elements; asked for ", elems, " from ", begin));
+    }
+    if (core->parameters()[id].frozen && state != StateKind::kMaster) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("parameter ", name, " is frozen and has no ", NameOf(state)));
+    }
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<engine::EngineCore> core;
+  absl::flat_hash_map<std::string, ParameterId> parameter_ids;
+  absl::flat_hash_map<std::string, UnitId> unit_ids;
+  bool closed = false;
+};
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                 std::vector<Communicator> communicators,
+                                                 std::vector<ParameterSpec> parameters,
+                                                 std::vector<UnitSpec> units) {
+  if (communicators.empty()) {
+    return absl::InvalidArgumentError(
+        "communicators is empty; give one (SelfCommunicator() is a world of one)");
+  }
+  if (communicators.size() > 1) {
+    return absl::UnimplementedError(
+        "several communicators are not in this version; give one for all parameters");
+  }
+  ZH_ASSIGN_OR_RETURN(auto core,
+                      engine::EngineCore::Create({.options = options,
+                                                  .communicator = communicators[0].impl(),
+                                                  .parameters = std::move(parameters),
+                                                  .units = std::move(units)}));
+  return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(std::move(core))));
+}
+
+TensorView Engine::Parameter(ParameterId id) const {
+  return impl_->View(id, impl_->core->memory().Parameters(impl_->core->layout().PlaceOf(id).space));
+}
+
+TensorView Engine::Gradient(ParameterId id) const {
+  const int32_t space = impl_->core->layout().PlaceOf(id).space;
+  const bool frozen = impl_->core->layout().spaces()[space].frozen;
+  return impl_->View(id, frozen ? nullptr : impl_->core->memory().Gradients(space));
+}
+
+StatusOr<ParameterId> Engine::FindParameter(std::string_view name) const {
+  const auto found = impl_->parameter_ids.find(std::string(name));
+  if (found != impl_->parameter_ids.end()) return found->second;
+  return absl::NotFoundError("no parameter is named " + std::string(name));
+}
+
+StatusOr<UnitId> Engine::FindUnit(std::string_view name) const {
+  const auto found = impl_->unit_ids.find(std::string(name));
+  if (found != impl_->unit_ids.end()) return found->second;
+  return absl::NotFoundError("no unit is named " + std::string(name));
+}
+
+Status Engine::BeginMicroBatch(double weight, bool last) {
+  if (weight != 1.0) {
+    return absl::UnimplementedError(
+        absl::StrCat("BeginMicroBatch: weight is ", weight,
+                     "; weighted micro-batches are not in this version, give 1"));
+  }
+  Call call{.kind = Call::Kind::kBeginMicroBatch, .last = last};
+  return impl_->Submit(call);
+}
+
+Status Engine::Acquire(UnitId unit, AcquireMode mode) {
+  Call call{.kind = Call::Kind::kAcquire, .unit = unit, .mode = mode};
+  ZH_RETURN_IF_ERROR(impl_->Submit(call));
+  const engine::EngineCore& core = *impl_->core;
+  for (const UnitId zeroed : call.to_zero) {
+    const auto [first, last] = core.layout().SpacesOf(zeroed);
+    for (int space = first; space < last; ++space) {
+      const layout::FlatSpace& flat = core.layout().spaces()[space];
+      if (!flat.frozen) std::memset(core.memory().Gradients(space), 0, flat.elems * sizeof(float));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status Engine::Release(UnitId unit) {
+  Call call{.kind = Call::Kind::kRelease, .unit = unit};
+  return impl_->Submit(call);
+}
+
+Status Engine::GradReady(UnitId unit) {
+  Call call{.kind = Call::Kind::kGradReady, .unit = unit};
+  return impl_->Submit(call);
+}
+
+Status Engine::SetGroup(int group, const GroupOptions& options) {
+  Call call{.kind = Call::Kind::kSetGroup, .group = group, .group_options = &options};
+  return impl_->Submit(call);
+}
+
+double Engine::LossScale() const { return 1.0; }
+
+StatusOr<StepStats> Engine::Step() {
+  Call call{.kind = Call::Kind::kStep};
+  ZH_RETURN_IF_ERROR(impl_->Submit(call));
+  return call.stats;
+}
+
+Status Engine::Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out) {
+  Call call{.kind = Call::Kind::kRead, .parameter = id, .state = state, .begin = begin, .out = out};
+  call.status = impl_->CheckAccess(id, state, begin, static_cast<int64_t>(out.size()));
+  return impl_->Submit(call);
+}
+
+Status Engine::Write(ParameterId id, StateKind state, int64_t begin,
+                     std::span<const float> values) {
+  Call call{.kind = Call::Kind::kWrite,
+            .parameter = id,
+            .state = state,
+            .begin = begin,
+            .values = values};
+  call.status =
+      state == StateKind::kGradient
+          ? absl::InvalidArgumentError("Write: a gradient cannot be written; add to its view")
+          : impl_->CheckAccess(id, state, begin, static_cast<int64_t>(values.size()));
+  return impl_->Submit(call);
+}
+
+Status Engine::Quiesce() {
+  Call call{.kind = Call::Kind::kQuiesce};
+  return impl_->Submit(call);
+}
+
+Status Engine::AddUnits(std::vector<ParameterSpec>, std::vector<UnitSpec>) {
+  return absl::UnimplementedError("AddUnits: units added later are not in this version");
+}
+Status Engine::Save(const std::string&) {
+  return absl::UnimplementedError("Save: checkpoints are not in this version");
+}
+Status Engine::Load(const std::string&) {
+  return absl::UnimplementedError("Load: checkpoints are not in this version");
+}
+Status Engine::AdoptParameters() {
+  return absl::UnimplementedError(
+      "AdoptParameters: writes outside Acquire(kWrite) are not adopted in this version");
+}
+Status Engine::Move() {
+  return absl::UnimplementedError(
+      "Move: offload is not in this version, all states are in host memory");
+}
+
+MemoryStats Engine::Memory() const { return impl_->core->MemoryInUse(); }
+int64_t Engine::TotalElements() const { return impl_->core->layout().total_elems(); }
+std::string Engine::DescribePlan() const { return impl_->core->DescribePlan(); }
+
+Status Engine::Close() {
+  impl_->closed = true;
+  return impl_->core->Stop();
+}
+
+}  // namespace zerohold

@@ -1,0 +1,65 @@
+// Hashes and texts of what ranks must have in common.
+#include "optim/engine/consistency.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include <algorithm>
+
+#include "src/base/hash.h"
+
+namespace zerohold::engine {
+
+Consistency::Consistency(std::span<const UnitSpec> units) : written_(units.size(), 0) {
+  for (const UnitSpec& unit : units) names_.push_back(unit.name);
+}
+
+uint64_t Consistency::Hash(std::span<const GroupOptions> groups) const {
+  static_assert(sizeof(GroupOptions) == 5 * sizeof(double), "no padding may be hashed");
+  const uint64_t parts[] = {base::Hash(std::as_bytes(std::span(written_))),
+                            base::Hash(std::as_bytes(groups)),
+                            static_cast<uint64_t>(micro_batches_)};
+  return base::Hash(std::as_bytes(std::span(parts)));
+}
+
+std::string Consistency::Describe(std::span<const GroupOptions> groups) const {
+  std::string text = absl::StrCat("micro-batches in this step: ", micro_batches_, "\n");
+  for (size_t i = 0; i < groups.size(); ++i) {
+    absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(groups[i]), "\n");
+  }
+  for (size_t i = 0; i < written_.size(); ++i) {
+    absl::StrAppendFormat(&text, "values written to unit %s: hash %016x\n", names_[i], written_[i]);
+  }
+  return text;
+}
+
+void Consistency::Clear() { std::fill(written_.begin(), written_.end(), 0); }
+
+std::string DescribeGroup(const GroupOptions& group) {
+  return absl::StrFormat(
+      "learning_rate %.17g, beta1 %.17g, beta2 %.17g, epsilon %.17g, weight_decay %.17g",
+      group.learning_rate, group.beta1, group.beta2, group.epsilon, group.weight_decay);
+}
+
+std::string DescribeOptions(const EngineOptions& options) {
+  const ScheduleOptions& schedule = options.schedule;
+  std::string text = absl::StrCat(
+      "zero_stage: ", options.zero_stage, "\nrule: ", static_cast<int>(options.rule),
+      "\nreduction: ", static_cast<int>(options.reduction),
+      "\nbucket_elems: ", options.bucket_elems, "\nrecord_elems: ", options.record_elems,
+      "\ncheck_collective_order: ", static_cast<int>(options.check_collective_order));
+  absl::StrAppendFormat(&text, "\nclip_grad_norm: %.17g\n", options.clip_grad_norm);
+  absl::StrAppendFormat(
+      &text, "schedule: kind %d, warmup_steps %d, total_steps %d, final_fraction %.17g, ",
+      static_cast<int>(schedule.kind), schedule.warmup_steps, schedule.total_steps,
+      schedule.final_fraction);
+  absl::StrAppendFormat(&text, "base_batch_size %d, batch_size %d\n", schedule.base_batch_size,
+                        schedule.batch_size);
+  absl::StrAppend(&text, "groups: ", options.groups.size(), "\n");
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(options.groups[i]), "\n");
+  }
+  return text;
+}
+
+}  // namespace zerohold::engine

@@ -1,0 +1,89 @@
+// Builds and prints the plan of a step.
+#include "optim/engine/step_plan.h"
+
+#include <algorithm>
+
+namespace zerohold::engine {
+namespace {
+
+const char* NameOf(Verb verb) {
+  constexpr const char* kNames[] = {"ReduceScatter", "Update", "AllGather"};
+  return kNames[static_cast<int>(verb)];
+}
+
+// The backward pass finishes units from the last to the first, and a unit's buckets with it.
+void PlanReductions(const layout::Layout& layout, const PlanInput& input, StepPlan& plan) {
+  const auto spaces = layout.spaces();
+  for (auto space = spaces.rbegin(); space != spaces.rend(); ++space) {
+    for (int64_t i = 0; i < space->bucket_count; ++i) {
+      const int64_t bucket = space->first_bucket + i;
+      plan.operations.push_back(
+          {Verb::kReduceScatter, Operand::kGradient, Phase::kReduce, space->unit, bucket, -1});
+      if (input.gather_gradients) {
+        const auto reduced = static_cast<int32_t>(plan.operations.size()) - 1;
+        plan.operations.push_back(
+            {Verb::kAllGather, Operand::kGradient, Phase::kReduce, space->unit, bucket, reduced});
+      }
+    }
+  }
+}
+
+// In forward order, so that what the next forward pass needs first is ready first. Returns, for
+// each record, the index of its update.
+std::vector<int32_t> PlanUpdates(const layout::Layout& layout, StepPlan& plan) {
+  std::vector<int32_t> updates;
+  const auto records = layout.records();
+  for (size_t i = 0; i < records.size(); ++i) {
+    updates.push_back(static_cast<int32_t>(plan.operations.size()));
+    plan.operations.push_back({Verb::kUpdate, Operand::kParameter, Phase::kApply,
+                               layout.spaces()[records[i].space].unit, static_cast<int64_t>(i),
+                               -1});
+  }
+  return updates;
+}
+
+// A bucket goes out when the last of this rank's records that touch it is updated. Records and
+// buckets both ascend, so one walk finds them.
+void PlanGathers(const layout::Layout& layout, const std::vector<int32_t>& updates,
+                 StepPlan& plan) {
+  const auto records = layout.records();
+  size_t next = 0;
+  int32_t after = -1;
+  for (int64_t i = 0; i < layout.bucket_count(); ++i) {
+    const layout::Bucket bucket = layout.BucketAt(i);
+    while (next < records.size() &&
+           (records[next].space < bucket.space ||
+            (records[next].space == bucket.space &&
+             records[next].pieces.front().range.begin < bucket.range.end))) {
+      after = updates[next++];
+    }
+    plan.operations.push_back({Verb::kAllGather, Operand::kParameter, Phase::kApply,
+                               layout.spaces()[bucket.space].unit, i, after});
+  }
+}
+
+}  // namespace
+
+StepPlan BuildStepPlan(const layout::Layout& layout, const PlanInput& input) {
+  StepPlan plan;
+  PlanReductions(layout, input, plan);
+  const std::vector<int32_t> updates = PlanUpdates(layout, plan);
+  if (input.gather_parameters) PlanGathers(layout, updates, plan);
+  return plan;
+}
+
+std::string ToString(const Operation& operation, std::span<const UnitSpec> units) {
+  std::string text = NameOf(operation.verb);
+  text += operation.operand == Operand::kGradient ? " gradient" : " parameter";
+  text += operation.verb == Verb::kUpdate ? " record " : " bucket ";
+  text += std::to_string(operation.target) + " (" + units[operation.unit].name + ")";
+  return text;
+}
+
+std::string ToString(const StepPlan& plan, std::span<const UnitSpec> units) {
+  std::string text;
+  for (const Operation& operation : plan.operations) text += ToString(operation, units) + "\n";
+  return text;
+}
+
+}  // namespace zerohold::engine

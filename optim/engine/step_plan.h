@@ -1,0 +1,50 @@
+// The ordered list of operations that a step does, built once. ZeRO stage, world and (later) tiers
+// and devices change this list, never the interpreter.
+//
+// Knows the layout; knows no thread, buffer or clock.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/layout/layout.h"
+#include "zerohold/tensor.h"
+
+namespace zerohold::engine {
+
+enum class Verb : uint8_t { kReduceScatter, kUpdate, kAllGather };
+enum class Operand : uint8_t { kGradient, kParameter };
+// Operations of kReduce start as soon as their unit's gradients are ready; those of kApply need the
+// agreement's yes.
+enum class Phase : uint8_t { kReduce, kApply };
+
+struct Operation {
+  Verb verb;
+  Operand operand;
+  Phase phase;
+  UnitId unit;
+  int64_t target;  // index of a bucket, or of a record for kUpdate
+  int32_t after;   // this earlier operation is done before this one starts; -1 for none
+};
+
+// Invariants: operations of one lane (collectives; updates) start in the order of the list, on
+// every rank the same collectives in the same order; `after` names an earlier entry.
+struct StepPlan {
+  std::vector<Operation> operations;
+};
+
+// What the plan depends on besides the layout.
+struct PlanInput {
+  bool gather_gradients = false;   // every rank updates everything: reduced shards go to all
+  bool gather_parameters = false;  // each rank updates its shard: new parameters go to all
+};
+
+StepPlan BuildStepPlan(const layout::Layout& layout, const PlanInput& input);
+
+// "ReduceScatter gradient bucket 3 (block.0)", one line an operation.
+std::string ToString(const StepPlan& plan, std::span<const UnitSpec> units);
+std::string ToString(const Operation& operation, std::span<const UnitSpec> units);
+
+}  // namespace zerohold::engine

@@ -1,0 +1,140 @@
+// The rules of the calls between two steps.
+#include "optim/engine/window.h"
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+
+#include "src/base/status_macros.h"
+
+namespace zerohold::engine {
+
+Window::Window(std::span<const UnitSpec> units)
+    : touches_(units.size()), reporters_(units.size(), 0), states_(units.size()) {
+  absl::flat_hash_map<std::string, UnitId> owner;
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    names_.push_back(units[unit].name);
+    for (const std::string& name : units[unit].parameters) owner[name] = static_cast<UnitId>(unit);
+  }
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    std::vector<UnitId>& touched = touches_[unit];
+    touched.push_back(static_cast<UnitId>(unit));
+    for (const std::string& name : units[unit].uses) {
+      const UnitId other = owner.at(name);
+      if (std::find(touched.begin(), touched.end(), other) == touched.end())
+        touched.push_back(other);
+    }
+    for (const UnitId other : touched) ++reporters_[other];
+  }
+}
+
+absl::Status Window::CheckUnit(UnitId unit, const char* call) const {
+  if (unit >= 0 && unit < static_cast<UnitId>(states_.size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(call, ": unit ", unit, " does not exist; there are ", states_.size(), " units"));
+}
+
+absl::Status Window::CheckReports(const char* call) const {
+  for (size_t unit = 0; unit < states_.size(); ++unit) {
+    if (states_[unit].backward && !states_[unit].reported) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          call, ": unit ", names_[unit], " was acquired for backward in this micro-batch but",
+          " never reported; call GradReady for it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Window::BeginMicroBatch(bool last) {
+  if (last_) {
+    return absl::FailedPreconditionError(
+        "BeginMicroBatch: the last micro-batch of this step is open; call Step first");
+  }
+  ZH_RETURN_IF_ERROR(CheckReports("BeginMicroBatch"));
+  for (size_t unit = 0; unit < states_.size(); ++unit) {
+    states_[unit].backward = states_[unit].reported = false;
+    states_[unit].reports_left = reporters_[unit];
+  }
+  ++micro_batches_;
+  last_ = last;
+  return absl::OkStatus();
+}
+
+absl::Status Window::Acquire(UnitId unit, AcquireMode mode, std::vector<UnitId>* to_zero) {
+  ZH_RETURN_IF_ERROR(CheckUnit(unit, "Acquire"));
+  State& state = states_[unit];
+  if (mode == AcquireMode::kBackward) {
+    if (micro_batches_ == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("Acquire(kBackward) of unit ", names_[unit],
+                       ": no micro-batch is open; call BeginMicroBatch"));
+    }
+    if (state.reported) {
+      return absl::FailedPreconditionError(absl::StrCat("Acquire(kBackward) of unit ", names_[unit],
+                                                        ": it has reported its gradients already;",
+                                                        " call BeginMicroBatch or Step first"));
+    }
+    state.backward = true;
+    for (const UnitId touched : touches_[unit]) {
+      if (!states_[touched].zeroed) to_zero->push_back(touched);
+      states_[touched].zeroed = true;
+    }
+  }
+  if (mode == AcquireMode::kWrite) state.writing = true;
+  ++state.acquired;
+  return absl::OkStatus();
+}
+
+absl::Status Window::Release(UnitId unit, bool* written) {
+  ZH_RETURN_IF_ERROR(CheckUnit(unit, "Release"));
+  State& state = states_[unit];
+  if (state.acquired == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Release: unit ", names_[unit], " is not acquired"));
+  }
+  --state.acquired;
+  *written = state.acquired == 0 && state.writing;
+  if (*written) state.writing = false;
+  return absl::OkStatus();
+}
+
+absl::Status Window::GradReady(UnitId unit, std::vector<UnitId>* ready) {
+  ZH_RETURN_IF_ERROR(CheckUnit(unit, "GradReady"));
+  State& state = states_[unit];
+  if (state.reported) {
+    return absl::FailedPreconditionError(absl::StrCat("GradReady: unit ", names_[unit],
+                                                      " has reported already in this micro-batch"));
+  }
+  if (!state.backward) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GradReady: unit ", names_[unit], " was not acquired for backward in this",
+                     " micro-batch; call Acquire(kBackward) first"));
+  }
+  state.reported = true;
+  for (const UnitId touched : touches_[unit]) {
+    State& other = states_[touched];
+    other.present = true;
+    if (--other.reports_left == 0 && last_) ready->push_back(touched);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Window::CheckStep() const {
+  if (micro_batches_ == 0) {
+    return absl::FailedPreconditionError(
+        "Step: no micro-batch was begun; call BeginMicroBatch, and GradReady for the units that "
+        "have gradients");
+  }
+  return CheckReports("Step");
+}
+
+void Window::Reset() {
+  for (State& state : states_) {
+    state.zeroed = state.present = state.backward = state.reported = false;
+  }
+  micro_batches_ = 0;
+  last_ = false;
+}
+
+}  // namespace zerohold::engine
