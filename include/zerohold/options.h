@@ -41,7 +41,8 @@ struct EngineOptions {
   // update on each, for the same bytes on the wire. Stages 2 and 3 are not in this version.
   int zero_stage = 1;
   UpdateRule rule = UpdateRule::kAdamW;
-  std::vector<GroupOptions> groups = {GroupOptions{}};  // ParameterSpec::group is an index into it
+  // ParameterSpec::group is an index into it.
+  std::vector<GroupOptions> groups = std::vector<GroupOptions>(1);
   ScheduleOptions schedule;  // the same for all groups; multiplies their learning rates
   GradientReduction reduction = GradientReduction::kMean;
 
