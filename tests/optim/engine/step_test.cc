@@ -1,0 +1,168 @@
+// The interpreter, pumped with completions in random order: every operation starts once, in its
+// lane's order, after what it waits for.
+#include "optim/engine/step.h"
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "src/layout/layout.h"
+
+namespace zerohold::engine {
+namespace {
+
+constexpr int kUnits = 4;
+
+layout::Layout MakeLayout(int update_world) {
+  std::vector<ParameterSpec> parameters;
+  std::vector<UnitSpec> units;
+  for (int i = 0; i < kUnits; ++i) {
+    const std::string name = absl::StrCat("p", i);
+    parameters.push_back({name, {700 * (i + 1)}});
+    units.push_back({absl::StrCat("u", i), {name}, {}});
+  }
+  layout::LayoutConfig config;
+  config.world = 2;
+  config.update_world = update_world;
+  config.bucket_elems = 512;
+  config.record_elems = 256;
+  return layout::Layout::Create(config, parameters, units).value();
+}
+
+// Keeps what was started and completes it when the test says.
+class Recorder : public StepActions {
+ public:
+  explicit Recorder(const StepPlan& plan)
+      : plan_(plan), started_(plan.operations.size()), done_(started_) {}
+  void StartOperation(int index) override {
+    EXPECT_FALSE(started_[index]) << "started twice";
+    const Operation& operation = plan_.operations[index];
+    if (operation.after >= 0) {
+      EXPECT_TRUE(done_[operation.after]);
+    }
+    if (operation.phase == Phase::kReduce) {
+      EXPECT_FALSE(agreement_started);
+    } else {
+      EXPECT_TRUE(agreement_done);
+    }
+    int& last = operation.verb == Verb::kUpdate ? last_update_ : last_collective_;
+    EXPECT_GT(index, last);
+    last = index;
+    started_[index] = 1;
+    in_flight.push_back(index);
+  }
+  void StartAgreement() override {
+    EXPECT_FALSE(agreement_started);
+    EXPECT_TRUE(in_flight.empty());
+    agreement_started = true;
+  }
+  int Complete(size_t which) {
+    const int index = in_flight[which];
+    in_flight.erase(in_flight.begin() + static_cast<int64_t>(which));
+    done_[index] = 1;
+    return index;
+  }
+  int64_t StartedUpdates() const {
+    int64_t count = 0;
+    for (size_t i = 0; i < started_.size(); ++i) {
+      count += started_[i] && plan_.operations[i].verb == Verb::kUpdate;
+    }
+    return count;
+  }
+
+  std::vector<int> in_flight;
+  bool agreement_started = false;
+  bool agreement_done = false;
+
+ private:
+  const StepPlan& plan_;
+  std::vector<char> started_;
+  std::vector<char> done_;
+  int last_update_ = -1;
+  int last_collective_ = -1;
+};
+
+struct Case {
+  PlanInput input;
+  bool apply;
+  std::vector<uint8_t> present;
+};
+
+void Play(const Case& which, uint32_t seed) {
+  std::mt19937 random(seed);
+  const layout::Layout layout = MakeLayout(which.input.gather_parameters ? 2 : 1);
+  const StepPlan plan = BuildStepPlan(layout, which.input);
+  Recorder recorder(plan);
+  Step step(plan, kUnits, recorder);
+  std::vector<UnitId> to_report = {0, 1, 2, 3};
+  std::shuffle(to_report.begin(), to_report.end(), random);
+  bool requested = false;
+  for (int guard = 0; step.state() != Step::State::kFinished; ++guard) {
+    ASSERT_LT(guard, 10000) << "the step hangs";
+    const bool can_complete = !recorder.in_flight.empty();
+    if (recorder.agreement_started && !recorder.agreement_done) {
+      recorder.agreement_done = true;
+      step.AgreementDone(which.apply, which.present);
+    } else if (can_complete && random() % 2) {
+      step.OperationDone(recorder.Complete(random() % recorder.in_flight.size()));
+    } else if (to_report.size() > 1) {  // the last one never reports; Request stands in
+      step.UnitReady(to_report.back());
+      to_report.pop_back();
+    } else if (!requested) {
+      step.Request();
+      requested = true;
+    }
+    step.Pump();
+  }
+  EXPECT_TRUE(recorder.in_flight.empty());
+  int64_t updates = 0;
+  for (const layout::Record& record : layout.records()) {
+    updates += which.apply && which.present[layout.spaces()[record.space].unit];
+  }
+  EXPECT_EQ(recorder.StartedUpdates(), updates);
+}
+
+TEST(Step, AnyOrderOfCompletionsEndsRight) {
+  const std::vector<Case> cases = {
+      {{.gather_gradients = true, .gather_parameters = false}, true, {1, 1, 1, 1}},
+      {{.gather_gradients = false, .gather_parameters = true}, true, {1, 1, 1, 1}},
+      {{.gather_gradients = false, .gather_parameters = true}, true, {0, 1, 0, 1}},
+      {{.gather_gradients = false, .gather_parameters = true}, false, {1, 1, 1, 1}},
+      {{.gather_gradients = false, .gather_parameters = false}, true, {1, 0, 1, 1}},
+  };
+  for (const Case& which : cases) {
+    for (uint32_t seed = 0; seed < 200; ++seed) Play(which, seed);
+  }
+}
+
+TEST(Step, NothingStartsBeforeAUnitReports) {
+  const layout::Layout layout = MakeLayout(2);
+  const StepPlan plan =
+      BuildStepPlan(layout, {.gather_gradients = false, .gather_parameters = true});
+  Recorder recorder(plan);
+  Step step(plan, kUnits, recorder);
+  step.Pump();
+  EXPECT_TRUE(recorder.in_flight.empty());
+  step.UnitReady(0);  // reduced last, so it waits for the others
+  step.Pump();
+  EXPECT_TRUE(recorder.in_flight.empty());
+  step.UnitReady(3);  // reduced first
+  step.Pump();
+  EXPECT_EQ(recorder.in_flight.size(), 6u);  // 2800 elements, padded, in buckets of 512
+}
+
+TEST(StepPlan, ReadsAsALineAnOperation) {
+  const layout::Layout layout = MakeLayout(2);
+  const StepPlan plan =
+      BuildStepPlan(layout, {.gather_gradients = false, .gather_parameters = true});
+  const std::vector<UnitSpec> units = {
+      {"u0", {}, {}}, {"u1", {}, {}}, {"u2", {}, {}}, {"u3", {}, {}}};
+  const std::string text = ToString(plan, units);
+  EXPECT_EQ(text.find("ReduceScatter gradient bucket 10 (u3)\n"), 0u) << text;
+  EXPECT_NE(text.find("Update parameter record 0 (u0)\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("AllGather parameter bucket 0 (u0)\n"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace zerohold::engine

@@ -1,0 +1,105 @@
+// The rules of the calls between two steps.
+#include "optim/engine/window.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace zerohold::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const std::vector<UnitSpec> kUnits = {
+    {"in", {"embedding"}, {}}, {"block", {"weight"}, {}}, {"out", {"norm"}, {"embedding"}}};
+
+class WindowTest : public ::testing::Test {
+ protected:
+  std::vector<UnitId> Zeroes(UnitId unit) {
+    std::vector<UnitId> units;
+    EXPECT_TRUE(window.Acquire(unit, AcquireMode::kBackward, &units).ok());
+    return units;
+  }
+  std::vector<UnitId> Ready(UnitId unit) {
+    std::vector<UnitId> units;
+    EXPECT_TRUE(window.GradReady(unit, &units).ok());
+    return units;
+  }
+  void ExpectRefused(const absl::Status& status, const char* text) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  }
+
+  Window window{kUnits};
+  std::vector<UnitId> list;
+  bool written = false;
+};
+
+TEST_F(WindowTest, TiedParameterIsReadyWhenOwnerAndUsersHaveReported) {
+  ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+  EXPECT_THAT(Zeroes(2), ElementsAre(2, 0));
+  EXPECT_THAT(Ready(2), ElementsAre(2));
+  EXPECT_THAT(Zeroes(1), ElementsAre(1));
+  EXPECT_THAT(Ready(1), ElementsAre(1));
+  EXPECT_THAT(Zeroes(0), IsEmpty());
+  EXPECT_THAT(Ready(0), ElementsAre(0));
+}
+
+TEST_F(WindowTest, NothingIsReadyBeforeTheLastMicroBatch) {
+  ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+  EXPECT_THAT(Zeroes(1), ElementsAre(1));
+  EXPECT_THAT(Ready(1), IsEmpty());
+  ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+  EXPECT_THAT(Zeroes(1), IsEmpty());
+  EXPECT_THAT(Ready(1), ElementsAre(1));
+  EXPECT_EQ(window.micro_batches(), 2);
+  EXPECT_TRUE(window.Present(1));
+  EXPECT_FALSE(window.Present(0));
+  window.Reset();
+  EXPECT_EQ(window.micro_batches(), 0);
+  EXPECT_FALSE(window.Present(1));
+}
+
+TEST_F(WindowTest, OrderOfCallsIsChecked) {
+  ExpectRefused(window.CheckStep(), "BeginMicroBatch");
+  ExpectRefused(window.Acquire(1, AcquireMode::kBackward, &list), "unit block");
+  ExpectRefused(window.Release(1, &written), "unit block is not acquired");
+  ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+  ExpectRefused(window.GradReady(1, &list), "Acquire(kBackward)");
+  ExpectRefused(window.BeginMicroBatch(true), "call Step first");
+  Zeroes(1);
+  ExpectRefused(window.CheckStep(), "unit block");
+  Ready(1);
+  ExpectRefused(window.GradReady(1, &list), "unit block has reported already");
+  ExpectRefused(window.Acquire(1, AcquireMode::kBackward, &list), "unit block");
+  EXPECT_TRUE(window.CheckStep().ok());
+}
+
+TEST_F(WindowTest, UnreportedUnitStopsTheNextMicroBatch) {
+  ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+  Zeroes(1);
+  ExpectRefused(window.BeginMicroBatch(true), "unit block");
+  EXPECT_EQ(window.micro_batches(), 1);
+}
+
+TEST_F(WindowTest, UnknownUnitsAreNamed) {
+  for (const UnitId unit : {-1, 3}) {
+    EXPECT_EQ(window.Acquire(unit, AcquireMode::kForward, &list).code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(window.Release(unit, &written).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(window.GradReady(unit, &list).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST_F(WindowTest, WriteIsAdoptedAtTheOutermostRelease) {
+  ASSERT_TRUE(window.Acquire(1, AcquireMode::kForward, &list).ok());
+  ASSERT_TRUE(window.Acquire(1, AcquireMode::kWrite, &list).ok());
+  ASSERT_TRUE(window.Release(1, &written).ok());
+  EXPECT_FALSE(written);
+  ASSERT_TRUE(window.Release(1, &written).ok());
+  EXPECT_TRUE(written);
+}
+
+}  // namespace
+}  // namespace zerohold::engine
