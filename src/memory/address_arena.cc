@@ -32,11 +32,13 @@ absl::Status Exhausted(const char* what, int64_t bytes, const char* mend) {
                                                    std::strerror(errno), "); ", mend));
 }
 
+// Whole pages for `bytes`, at a multiple of a huge page.
 absl::StatusOr<char*> ReserveAligned(int64_t bytes) {
   void* found = MAP_FAILED;
   errno = ENOMEM;
-  if (bytes <= kMaxArenaBytes) {
-    found = mmap(nullptr, bytes + kArenaAlignBytes, PROT_NONE, kReserveFlags, -1, 0);
+  const int64_t mapped = bytes <= kMaxArenaBytes ? AlignUp(bytes, kPageBytes) : 0;
+  if (mapped > 0) {
+    found = mmap(nullptr, mapped + kArenaAlignBytes, PROT_NONE, kReserveFlags, -1, 0);
   }
   if (found == MAP_FAILED) {
     return Exhausted("addresses", bytes, "raise the limit on virtual memory (ulimit -v)");
@@ -45,8 +47,8 @@ absl::StatusOr<char*> ReserveAligned(int64_t bytes) {
   const auto misfit = static_cast<int64_t>(reinterpret_cast<uintptr_t>(begin) % kArenaAlignBytes);
   const int64_t head = misfit == 0 ? 0 : kArenaAlignBytes - misfit;
   if (head > 0) munmap(begin, head);
-  munmap(begin + head + bytes, kArenaAlignBytes - head);
-  madvise(begin + head, bytes, MADV_DONTFORK);
+  munmap(begin + head + mapped, kArenaAlignBytes - head);
+  madvise(begin + head, mapped, MADV_DONTFORK);
   return begin + head;
 }
 
@@ -77,7 +79,7 @@ absl::StatusOr<AddressArena> AddressArena::Reserve(int64_t bytes, MemoryKind kin
   arena.ledger_ = ledger;
   arena.pid_ = getpid();
   if (bytes == 0) return arena;
-  ZH_ASSIGN_OR_RETURN(arena.base_, ReserveAligned(AlignUp(bytes, kPageBytes)));
+  ZH_ASSIGN_OR_RETURN(arena.base_, ReserveAligned(bytes));
   return arena;
 }
 

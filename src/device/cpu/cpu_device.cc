@@ -8,7 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <pthread.h>
-#include <unistd.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <array>
@@ -22,6 +22,7 @@
 #include <variant>
 
 #include "src/base/align.h"
+#include "src/base/check.h"
 
 namespace zerohold::device {
 namespace {
@@ -190,21 +191,23 @@ class CpuDevice final : public Device {
   std::unique_ptr<Event> CreateEvent() override { return std::make_unique<CpuEvent>(); }
 
   absl::StatusOr<void*> Allocate(int64_t bytes) override {
+    ZH_CHECK(bytes >= 0, bytes);
+    struct sysinfo node = {};
+    sysinfo(&node);
+    const auto unit = static_cast<int64_t>(node.mem_unit);
     void* memory = nullptr;
-    if (bytes >= 0 && bytes <= kMaxBytes) {
+    // More than there is at all may still be promised by the kernel.
+    if (bytes <= unit * static_cast<int64_t>(node.totalram + node.totalswap)) {
       memory = std::aligned_alloc(
           base::kPageBytes, std::max(base::kPageBytes, base::AlignUp(bytes, base::kPageBytes)));
     }
     if (memory != nullptr) return memory;
-    const int64_t available_bytes = sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
     return absl::ResourceExhaustedError(
         absl::StrCat("memory of the cpu device: asked ", bytes, " bytes, available ",
-                     available_bytes, " bytes; give the job more memory, or the model more ranks"));
+                     unit * static_cast<int64_t>(node.freeram + node.freeswap),
+                     " bytes; give the job more memory, or the model more ranks"));
   }
   void Free(void* memory) override { std::free(memory); }
-
- private:
-  static constexpr int64_t kMaxBytes = int64_t{1} << 56;  // more than any address space
 };
 
 }  // namespace

@@ -1,0 +1,152 @@
+// The node's shared segment: reserved in full or refused in words, seen by all, gone by itself.
+#include "src/memory/segment.h"
+
+#include <gmock/gmock.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "src/memory/address_arena.h"
+#include "src/memory/available.h"
+#include "tests/src/memory/child.h"
+
+namespace zerohold::memory {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr char kSkip[] = "skip: ";
+
+std::string PathOf(const Segment& segment) { return "/dev/shm/" + segment.name(); }
+
+// The segment's bytes, mapped.
+AddressArena Map(const Segment& segment, Ledger* ledger) {
+  AddressArena arena = AddressArena::Reserve(segment.bytes(), MemoryKind::kStaging, ledger).value();
+  EXPECT_TRUE(arena.AttachShared(0, segment.bytes(), segment, 0).ok());
+  return arena;
+}
+
+TEST(Segment, IsPrivateToTheUserAndGoneAfterUnlink) {
+  Segment segment = Segment::Create(kMiB + 1).value();
+  EXPECT_EQ(segment.bytes(), kMiB + 4096);
+  struct stat file = {};
+  ASSERT_EQ(stat(PathOf(segment).c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0600u);
+  EXPECT_EQ(file.st_blocks * 512, segment.bytes());  // reserved, not only promised
+  segment.Unlink();
+  EXPECT_FALSE(std::filesystem::exists(PathOf(segment)));
+  segment.Unlink();
+}
+
+TEST(Segment, IsGoneAfterItsCreator) {
+  std::string path;
+  {
+    Segment first = Segment::Create(4096).value();
+    path = PathOf(first);
+    Segment second = std::move(first);
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Segment, OfNothingIsLegal) {
+  Segment segment = Segment::Create(0).value();
+  EXPECT_EQ(segment.bytes(), 0);
+  EXPECT_EQ(Segment::Open(segment.name()).value().bytes(), 0);
+}
+
+TEST(Segment, NamesDiffer) {
+  const Segment first = Segment::Create(4096).value();
+  const Segment second = Segment::Create(4096).value();
+  EXPECT_NE(first.name(), second.name());
+}
+
+TEST(Segment, ProcessesSeeEachOthersBytes) {
+  Ledger ledger;
+  Segment segment = Segment::Create(8 * kMiB).value();
+  const AddressArena mine = Map(segment, &ledger);
+  std::strcpy(mine.base() + 4 * kMiB, "from the parent");
+  const std::string heard = InChild([name = segment.name()]() -> std::string {
+    Ledger ledger;
+    Segment opened = Segment::Open(name).value();
+    AddressArena part = AddressArena::Reserve(kMiB, MemoryKind::kStaging, &ledger).value();
+    if (!part.AttachShared(0, kMiB, opened, 4 * kMiB).ok()) return "not attached";
+    std::string text = part.base();
+    std::strcpy(part.base() + 4096, "from the child");
+    return text;
+  });
+  EXPECT_EQ(heard, "from the parent");
+  segment.Unlink();
+  EXPECT_STREQ(mine.base() + 4 * kMiB + 4096, "from the child");
+  EXPECT_EQ(Segment::Open(segment.name()).status().code(), absl::StatusCode::kNotFound);
+}
+
+// A forked data loader has a copy of the handle; its end is not the segment's.
+TEST(Segment, AChildsCopyLeavesTheName) {
+  auto segment = std::make_unique<Segment>(Segment::Create(4096).value());
+  EXPECT_EQ(InChild([&] {
+              segment.reset();
+              return std::string();
+            }),
+            "");
+  EXPECT_TRUE(std::filesystem::exists(PathOf(*segment)));
+}
+
+TEST(Segment, RefusesMoreThanTheNodesMemory) {
+  const int64_t bytes = AvailableMemoryBytes() / 2 * 3;
+  const absl::Status status = Segment::Create(bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(std::to_string(bytes)));
+}
+
+// Runs `body` where /dev/shm is a mount of its own, which nobody else sees.
+std::string WithSharedMemoryMount(unsigned long flags, const char* options,
+                                  const std::function<std::string()>& body) {
+  return InChild([&]() -> std::string {
+    if (unshare(CLONE_NEWNS) != 0 ||
+        mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", flags, options) != 0) {
+      return kSkip + std::string("cannot mount a small /dev/shm here: ") + std::strerror(errno);
+    }
+    return body();
+  });
+}
+
+// A mount smaller than the segment: refused in words with both sizes, no signal, nothing left.
+TEST(OffloadCases, OFF_14) {
+  const std::string result = WithSharedMemoryMount(0, "size=64m", [&]() -> std::string {
+    const absl::Status status = Segment::Create(128 * kMiB).status();
+    if (status.code() != absl::StatusCode::kResourceExhausted) return status.ToString();
+    if (!std::filesystem::is_empty("/dev/shm")) return "a segment was left";
+    // What fits is there in full, and what is left is told right afterwards.
+    Ledger ledger;
+    const Segment half = Segment::Create(32 * kMiB).value();
+    const AddressArena arena = Map(half, &ledger);
+    std::memset(arena.base(), 1, half.bytes());
+    return std::string(status.message()) + "\n" +
+           std::string(Segment::Create(48 * kMiB).status().message());
+  });
+  if (result.starts_with(kSkip)) GTEST_SKIP() << result;
+  EXPECT_EQ(
+      result,
+      "shared memory: asked 134217728 bytes, free 67108864 bytes on /dev/shm (No space left on "
+      "device); enlarge it with `mount -o remount,size=134217728 /dev/shm`, or in a container "
+      "with --shm-size=134217728\n"
+      "shared memory: asked 50331648 bytes, free 33554432 bytes on /dev/shm (No space left on "
+      "device); enlarge it with `mount -o remount,size=83886080 /dev/shm`, or in a container "
+      "with --shm-size=83886080");
+}
+
+TEST(Segment, SaysPromptlyThatNoNameCanBeMade) {
+  const std::string result = WithSharedMemoryMount(
+      MS_RDONLY, "size=1m", [] { return std::string(Segment::Create(4096).status().message()); });
+  if (result.starts_with(kSkip)) GTEST_SKIP() << result;
+  EXPECT_THAT(result, testing::HasSubstr("cannot make /dev/shm/zerohold."));
+}
+
+}  // namespace
+}  // namespace zerohold::memory
