@@ -1,6 +1,7 @@
 // XXH3-64, the one hash of the house.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace {
 std::atomic<int64_t> allocations{0};

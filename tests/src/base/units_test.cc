@@ -1,3 +1,4 @@
+// Sizes for people: what is written, what is read, and what is refused and why.
 #include "src/base/units.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Counters under many threads.
 #include "src/telemetry/counters.h"
 
 #include <gtest/gtest.h>
