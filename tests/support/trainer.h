@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,29 +15,74 @@
 
 namespace zerohold::testing {
 
+struct ModelSpec {
+  std::vector<ParameterSpec> parameters;
+  std::vector<UnitSpec> units;
+};
+
+// One unit with a tensor of each size, "a", "b", ...
+inline ModelSpec Tensors(const std::vector<int64_t>& sizes) {
+  ModelSpec model{{}, {{"all", {}, {}}}};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    model.parameters.push_back({std::string(1, static_cast<char>('a' + i)), {sizes[i]}});
+    model.units[0].parameters.push_back(model.parameters[i].name);
+  }
+  return model;
+}
+
+// The same, each in a unit of its own.
+inline ModelSpec TensorsInUnits(const std::vector<int64_t>& sizes) {
+  ModelSpec model = Tensors(sizes);
+  model.units.clear();
+  for (const ParameterSpec& spec : model.parameters) {
+    model.units.push_back({"unit_" + spec.name, {spec.name}, {}});
+  }
+  return model;
+}
+
+// The value of an element of a parameter.
+using ValueFunction = std::function<float(ParameterId, int64_t)>;
+inline ValueFunction Constant(float value) {
+  return [value](ParameterId, int64_t) { return value; };
+}
+
 // Adds this rank's gradient of one micro-batch to `gradient`; `values` are the parameter's.
 using GradientFunction =
     std::function<void(ParameterId, std::span<const float> values, std::span<float> gradient)>;
+
+// Adds `all[parameter]`, one number for all its elements or one for each.
+inline GradientFunction Gradients(std::vector<std::vector<float>> all) {
+  return [all = std::move(all)](ParameterId id, std::span<const float>, std::span<float> gradient) {
+    const std::vector<float>& mine = all[id];
+    for (size_t i = 0; i < gradient.size(); ++i) gradient[i] += mine[mine.size() == 1 ? 0 : i];
+  };
+}
 
 class Trainer {
  public:
   // Every value of every parameter starts as first(parameter, element).
   Trainer(const EngineOptions& options, Communicator communicator,
           std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
-          const std::function<float(ParameterId, int64_t)>& first)
+          const ValueFunction& first)
       : units_(std::move(units)), parameters_(std::move(parameters)) {
     auto engine = Engine::Create(options, {std::move(communicator)}, parameters_, units_);
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (!engine.ok()) return;
     engine_ = *std::move(engine);
-    for (UnitId unit = 0; unit < UnitCount(); ++unit) {
-      EXPECT_TRUE(engine_->Acquire(unit, AcquireMode::kWrite).ok());
-      for (const ParameterId id : ParametersOf(unit)) {
-        const std::span<float> values = Values(id);
-        for (size_t i = 0; i < values.size(); ++i) values[i] = first(id, static_cast<int64_t>(i));
-      }
-      EXPECT_TRUE(engine_->Release(unit).ok());
+    for (UnitId unit = 0; unit < UnitCount(); ++unit) WriteUnit(unit, first);
+  }
+  Trainer(const EngineOptions& options, Communicator communicator, ModelSpec model,
+          const ValueFunction& first)
+      : Trainer(options, std::move(communicator), std::move(model.parameters),
+                std::move(model.units), first) {}
+
+  void WriteUnit(UnitId unit, const ValueFunction& value) {
+    ASSERT_TRUE(engine_->Acquire(unit, AcquireMode::kWrite).ok());
+    for (const ParameterId id : ParametersOf(unit)) {
+      const std::span<float> values = Values(id);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = value(id, static_cast<int64_t>(i));
     }
+    ASSERT_TRUE(engine_->Release(unit).ok());
   }
 
   // One micro-batch in which every unit in `units` (all, if empty) reports.
@@ -43,20 +90,46 @@ class Trainer {
                   const std::vector<UnitId>& units = {}) {
     ASSERT_TRUE(engine_->BeginMicroBatch(1.0, last).ok());
     for (UnitId unit = UnitCount() - 1; unit >= 0; --unit) {
-      if (!units.empty() && std::find(units.begin(), units.end(), unit) == units.end()) continue;
-      ASSERT_TRUE(engine_->Acquire(unit, AcquireMode::kBackward).ok());
-      for (const ParameterId id : ParametersOf(unit)) {
-        if (!parameters_[id].frozen) gradient(id, Values(id), Gradient(id));
+      if (units.empty() || std::find(units.begin(), units.end(), unit) != units.end()) {
+        Backward(unit, gradient);
       }
-      ASSERT_TRUE(engine_->GradReady(unit).ok());
-      ASSERT_TRUE(engine_->Release(unit).ok());
     }
+  }
+  // One unit's part of a micro-batch.
+  void Backward(UnitId unit, const GradientFunction& gradient) {
+    const Status status = TryBackward(unit, gradient);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  Status TryBackward(UnitId unit, const GradientFunction& gradient) {
+    Status status = engine_->Acquire(unit, AcquireMode::kBackward);
+    if (!status.ok()) return status;
+    for (const ParameterId id : ParametersOf(unit)) {
+      if (!parameters_[id].frozen) gradient(id, Values(id), Gradient(id));
+    }
+    status = engine_->GradReady(unit);
+    if (status.ok()) status = engine_->Release(unit);
+    return status;
   }
 
   StepStats Step() {
     StatusOr<StepStats> stats = engine_->Step();
     EXPECT_TRUE(stats.ok()) << stats.status();
     return stats.ok() ? *stats : StepStats();
+  }
+  // A step of one micro-batch.
+  StepStats Step(const GradientFunction& gradient, const std::vector<UnitId>& units = {}) {
+    MicroBatch(gradient, true, units);
+    return Step();
+  }
+
+  // The same, and the first status that is not OK, of whichever call: a peer may be gone.
+  StatusOr<StepStats> TryStep(const GradientFunction& gradient) {
+    Status status = engine_->BeginMicroBatch();
+    for (UnitId unit = UnitCount() - 1; unit >= 0 && status.ok(); --unit) {
+      status = TryBackward(unit, gradient);
+    }
+    if (!status.ok()) return status;
+    return engine_->Step();
   }
 
   std::vector<float> Read(ParameterId id, StateKind state = StateKind::kMaster) {
@@ -69,6 +142,15 @@ class Trainer {
     std::vector<float> all;
     for (size_t id = 0; id < parameters_.size(); ++id) {
       const std::vector<float> one = Read(static_cast<ParameterId>(id), state);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
+  }
+  // Masters, first moments and second moments. Requires: no frozen parameter.
+  std::vector<float> ReadStates() {
+    std::vector<float> all;
+    for (const StateKind state : {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2}) {
+      const std::vector<float> one = ReadAll(state);
       all.insert(all.end(), one.begin(), one.end());
     }
     return all;
