@@ -5,12 +5,16 @@
 // exit code, and rank 0 alone says why, in one line.
 #include <mpi.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <fstream>
 #include <string>
 
+#include "mpi-launch/blas.h"
 #include "mpi-launch/train/corpus.h"
 #include "mpi-launch/train/log.h"
 #include "mpi-launch/train/model.h"
@@ -54,6 +58,8 @@ void Introduce(const Job& job) {
       static_cast<long long>(o.micro_batch * o.accumulate * job.world),
       static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());
+  const std::string hint = launch::ProbeBlas().hint;
+  if (!hint.empty()) std::printf("slow: %s\n", hint.c_str());
   std::fflush(stdout);
 }
 
@@ -105,6 +111,13 @@ Status Train(const Job& job, Trainer& trainer, Log& log) {
   return trainer.Close();
 }
 
+// The trace is written at the end: what cannot be written is told at the start.
+Status CheckTrace(const std::string& path) {
+  if (path.empty() || std::ofstream(path, std::ios::app)) return absl::OkStatus();
+  return absl::InvalidArgumentError("--trace " + path + " cannot be written (" +
+                                    std::strerror(errno) + "): give a file in a folder that can");
+}
+
 // Gives the same status on every rank.
 Status Run(int argc, char** argv, Communicator& world) {
   const StatusOr<Options> options = ParseOptions(argc, argv);
@@ -116,9 +129,11 @@ Status Run(int argc, char** argv, Communicator& world) {
 
   const StatusOr<Corpus> corpus = ReadCorpus(*options);
   if (Status s = world.Agree(corpus.status()); !s.ok()) return s;
-  const std::string data = "hash of --data=" + std::to_string(corpus->Hash());
+  const std::string data = "data=" + std::to_string(corpus->bytes().size()) + " bytes of hash " +
+                           std::to_string(corpus->Hash());
   if (Status s = world.Agree(CompareLines(data, TextOfRank0(data))); !s.ok()) return s;
 
+  if (Status s = world.Agree(CheckTrace(options->TracePath(world.rank()))); !s.ok()) return s;
   Log log;
   const Status opened = world.rank() == 0 ? log.Open(options->log) : absl::OkStatus();
   if (Status s = world.Agree(opened); !s.ok()) return s;
@@ -126,10 +141,10 @@ Status Run(int argc, char** argv, Communicator& world) {
   SetComputeThreads(options->compute_threads);
   const Model model(*options);
   const Job job{*options, *corpus, model, world.rank(), world.size()};
-  if (world.rank() == 0) Introduce(job);
   StatusOr<std::unique_ptr<Trainer>> trainer =
       options->optimizer == "torch" ? MakeTorchTrainer(job) : MakeZeroHoldTrainer(job, world);
   if (!trainer.ok()) return trainer.status();
+  if (world.rank() == 0) Introduce(job);
   if (Status s = Train(job, **trainer, log); !s.ok()) return s;
   trainer->reset();  // the engine has the communicator no more
   return world.Agree(log.Close());

@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "mpi-launch/blas.h"
 #include "mpi-launch/train/recompute.h"
 
 namespace zerohold::train {
@@ -171,10 +171,7 @@ Batch SampleBatch(const Corpus& corpus, const Options& options, int64_t step, in
 
 void SetComputeThreads(int threads) {
   at::set_num_threads(threads);
-  // OpenBLAS with threads of its own does not hear of it.
-  using SetThreads = void (*)(int);
-  const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
-  if (set != nullptr) set(threads);
+  launch::SetBlasThreads(threads);
 }
 
 }  // namespace zerohold::train

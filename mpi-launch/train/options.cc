@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 
 namespace zerohold::train {
@@ -69,6 +70,9 @@ Status Check(const Options& o) {
       o.instruction_set != "v4") {
     return Bad("--instruction-set " + o.instruction_set +
                " is unknown: give best, baseline, v3 or v4");
+  }
+  if (!o.trace.empty() && o.optimizer == "torch") {
+    return Bad("--trace tells what the engine does: give --optimizer zerohold");
   }
   const ScheduleOptions schedule = o.Schedule();
   if (schedule.warmup_steps >= schedule.total_steps) {
@@ -139,6 +143,13 @@ ScheduleOptions Options::Schedule() const {
   schedule.warmup_steps = warmup >= 0 ? warmup : std::min<int64_t>(100, schedule.total_steps / 10);
   schedule.final_fraction = 0.1;
   return schedule;
+}
+
+std::string Options::TracePath(int rank) const {
+  if (trace.empty() || rank == 0) return trace;
+  const std::filesystem::path path(trace);
+  const std::string name = path.stem().string() + "." + std::to_string(rank);
+  return std::filesystem::path(path).replace_filename(name + path.extension().string());
 }
 
 StatusOr<Options> ParseOptions(int argc, const char* const* argv) {

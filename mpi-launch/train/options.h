@@ -43,6 +43,8 @@ struct Options {
   std::string agreed_text;
 
   ScheduleOptions Schedule() const;
+  // FILE.json for rank 0, FILE.r.json for rank r; "" for no trace.
+  std::string TracePath(int rank) const;
 };
 
 // Reads and checks the flags. Errors: InvalidArgument or Unimplemented, one line naming the flag

@@ -152,15 +152,6 @@ InstructionSet InstructionSetOf(const std::string& name) {
   return InstructionSet::kBest;
 }
 
-// FILE.json for rank 0, FILE.r.json for rank r.
-std::string TracePath(const std::string& path, int rank) {
-  if (path.empty() || rank == 0) return path;
-  const size_t slash = path.rfind('/') + 1;
-  const size_t dot = std::min(path.rfind('.'), path.size());
-  const size_t at = dot > slash ? dot : path.size();
-  return path.substr(0, at) + "." + std::to_string(rank) + path.substr(at);
-}
-
 EngineOptions EngineOptionsOf(const Job& job) {
   const Options& o = job.options;
   GroupOptions decaying;
@@ -177,7 +168,7 @@ EngineOptions EngineOptionsOf(const Job& job) {
   options.bucket_elems = o.bucket_elems;
   options.update_threads = o.update_threads;
   options.instruction_set = InstructionSetOf(o.instruction_set);
-  options.trace_path = TracePath(o.trace, job.rank);
+  options.trace_path = o.TracePath(job.rank);
   return options;
 }
 
