@@ -1,5 +1,5 @@
-// A device: memory next to it, in-order queues of work on it (streams), and points in those queues that
-// others can wait for (events). Knows no MPI, no file, no optimizer.
+// A device: memory next to it, in-order queues of work on it (streams), and points in those queues
+// that others can wait for (events). Knows no MPI, no file, no optimizer.
 //
 // Threads: calls on one stream come from one thread at a time; events may be queried from any.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace zerohold::device {
 
-// Marks a point in a stream. Recorded again, it marks the new point. A fresh event counts as reached.
+// Marks a point in a stream. Recorded again, it marks the new one. A fresh event counts as reached.
 class Event {
  public:
   virtual ~Event() = default;
@@ -20,8 +20,8 @@ class Event {
   virtual void Wait() const = 0;     // blocks the calling thread
 };
 
-// Work in the order of the calls; every call returns at once, and none allocates after the stream's first
-// `queue_depth` entries are in use (then the call waits for room).
+// Work in the order of the calls; every call returns at once, and none allocates after the stream's
+// first `queue_depth` entries are in use (then the call waits for room).
 class Stream {
  public:
   using HostFunction = void (*)(void* context);
@@ -44,7 +44,8 @@ class Device {
   virtual const char* name() const = 0;
   virtual std::unique_ptr<Stream> CreateStream(const char* name) = 0;  // the name is a literal
   virtual std::unique_ptr<Event> CreateEvent() = 0;
-  // Device memory, aligned to 4 KiB, contents unspecified. ResourceExhausted with asked and available.
+  // Device memory, aligned to 4 KiB, contents unspecified.
+  // Errors: ResourceExhausted with asked and available bytes.
   virtual absl::StatusOr<void*> Allocate(int64_t bytes) = 0;
   virtual void Free(void* memory) = 0;
 };

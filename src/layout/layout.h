@@ -1,14 +1,17 @@
-// Which rank owns which elements, and at which byte they lie. Pure: no device, file, thread or clock; the
-// same input gives the same layout on every rank, and only `rank` picks whose records are listed.
+// Which rank owns which elements, and at which byte they lie. Pure: no device, file, thread or
+// clock; the same input gives the same layout on every rank, and only `rank` picks whose records
+// are listed.
 //
 // Invariants:
-//  1. A unit's parameters of one dtype, communicator, norm_weight and frozenness form one flat space, in
-//     the unit's order; each begins at a multiple of 64 elements, the space ends at a multiple of 256.
-//  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples of 256.
-//  3. The shards of a bucket are disjoint and cover it, each in one piece, evenly; a shard may be empty. Which
-//     rank has which part turns by one from bucket to bucket, so that buckets with fewer blocks than ranks
-//     do not all fall to the same rank: shards need not ascend with the rank.
-//  4. Records cut the concatenation of this rank's update ranges in a flat space every record_elems.
+//  1. A unit's parameters of one dtype, communicator, norm_weight and frozenness form one flat
+//     space, in the unit's order; each begins at a multiple of 64 elements, the space ends at a
+//     multiple of 256.
+//  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples
+//     of 256.
+//  3. The shards of a bucket are disjoint and cover it, each in one piece, evenly; some may be
+//     empty. Which rank has which part turns by one from bucket to bucket, so that buckets of few
+//     blocks do not all fall to the same rank: shards need not ascend with the rank.
+//  4. Records cut a rank's update ranges in a flat space, end to end, every record_elems.
 //  5. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
 #pragma once
 
@@ -47,10 +50,10 @@ struct FlatSpace {
   int communicator;
   double norm_weight;
   bool frozen;
-  int64_t elems;                    // padded to 256
-  int64_t parameter_offset_bytes;   // in the arena of parameters
-  int64_t gradient_offset_bytes;    // in the arena of gradients; -1 when frozen
-  int64_t first_bucket;             // index over all spaces; a frozen space has none
+  int64_t elems;                   // padded to 256
+  int64_t parameter_offset_bytes;  // in the arena of parameters
+  int64_t gradient_offset_bytes;   // in the arena of gradients; -1 when frozen
+  int64_t first_bucket;            // index over all spaces; a frozen space has none
   int64_t bucket_count;
   std::vector<FlatParameter> parameters;
 };
@@ -61,7 +64,7 @@ struct Bucket {
   Range range;    // in its space
 };
 
-// A contiguous part of a record: `range` of the flat space lies at `offset` in each of the record's arrays.
+// A contiguous part of a record: `range` of the flat space lies at `offset` in each state array.
 struct RecordPiece {
   Range range;
   int64_t offset;
@@ -78,16 +81,16 @@ struct LayoutConfig {
   int rank = 0;
   // How many ways the update is sharded: world, or 1 when every rank updates everything (stage 0).
   int update_world = 1;
-  int64_t bucket_elems = int64_t{1} << 20;   // rounded up to a multiple of 256
+  int64_t bucket_elems = int64_t{1} << 20;    // rounded up to a multiple of 256
   int64_t record_elems = int64_t{256} << 10;  // rounded up to a multiple of 256
 };
 
 class Layout {
  public:
-  // Errors: InvalidArgument naming the parameter or unit (empty or repeated names, negative extents, more
-  // than 2^62 elements, or bytes in all, a norm_weight that is not finite and > 0, negative indices, a
-  // parameter in no unit or in two, unknown names, `uses` of an own, repeated or unknown one), or the field
-  // of the config.
+  // Errors: InvalidArgument naming the parameter or unit (empty or repeated names, negative
+  // extents, more than 2^62 elements, or bytes in all, a norm_weight that is not finite and > 0,
+  // negative indices, a parameter in no unit or in two, unknown names, `uses` of an own, repeated
+  // or unknown one), or the field of the config.
   static absl::StatusOr<Layout> Create(const LayoutConfig& config,
                                        std::span<const ParameterSpec> parameters,
                                        std::span<const UnitSpec> units);
@@ -136,8 +139,9 @@ class Layout {
   int64_t total_elems_ = 0;
 };
 
-// One line per parameter and per unit, in order, with all that must agree over ranks; rank-independent.
-// Two ranks whose lines differ must not work together, and the first differing line says why.
+// One line per parameter and per unit, in order, with all that must agree over ranks;
+// rank-independent. Two ranks whose lines differ must not work together, and the first differing
+// line says why.
 std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units);
 
 }  // namespace zerohold::layout

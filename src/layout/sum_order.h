@@ -11,8 +11,8 @@ struct Addition {
   int from;
 };
 
-// After all additions, in order, element 0 of an array of `world` addends holds the sum. world - 1 of them.
-// Example, world 5: 0+=1, 2+=3, 0+=2, 0+=4.
+// After all additions, in order, element 0 of an array of `world` addends holds the sum. world - 1
+// of them. Example, world 5: 0+=1, 2+=3, 0+=2, 0+=4.
 std::vector<Addition> SumOrder(int world);
 
 }  // namespace zerohold::layout

@@ -1,5 +1,5 @@
-// A reserved range of addresses under which memory is attached; the addresses never change. What is not
-// attached faults at once when touched. Not inherited by forked children.
+// A reserved range of addresses under which memory is attached; the addresses never change. What is
+// not attached faults at once when touched. Not inherited by forked children.
 #pragma once
 
 #include <absl/status/statusor.h>
@@ -14,19 +14,20 @@ namespace zerohold::memory {
 
 class AddressArena {
  public:
-  // Reserves addresses, no memory; aligned to 2 MiB. 0 bytes is legal: base() is null. `ledger` outlives
-  // the arena.
+  // Reserves addresses, no memory; aligned to 2 MiB. 0 bytes is legal: base() is null. `ledger`
+  // outlives the arena.
   static absl::StatusOr<AddressArena> Reserve(int64_t bytes, MemoryKind kind, Ledger* ledger);
   AddressArena() = default;
   AddressArena(AddressArena&& other) noexcept;
   AddressArena& operator=(AddressArena&& other) noexcept;
   ~AddressArena();
 
-  // Attaches [segment_offset, +bytes) of the segment, or private zeroed memory, at `offset`; counts `bytes`
-  // in the ledger. All multiples of the page size, except that `bytes` is rounded up to pages for the mapping
-  // alone. Memory is present before it returns. Errors: ResourceExhausted with asked and available bytes;
-  // the range then faults as before.
-  absl::Status AttachShared(int64_t offset, int64_t bytes, const Segment& segment, int64_t segment_offset);
+  // Attaches [segment_offset, +bytes) of the segment, or private zeroed memory, at `offset`; counts
+  // `bytes` in the ledger. All multiples of the page size, except that `bytes` is rounded up to
+  // pages for the mapping alone. Memory is present before it returns. Errors: ResourceExhausted
+  // with asked and available bytes; the range then faults as before.
+  absl::Status AttachShared(int64_t offset, int64_t bytes, const Segment& segment,
+                            int64_t segment_offset);
   absl::Status AttachPrivate(int64_t offset, int64_t bytes);
 
   char* base() const { return base_; }

@@ -1,4 +1,4 @@
-// Private host memory of one owner: page-aligned, zeroed, present (touched) before Allocate returns, in
+// Private host memory of one owner: aligned to 2 MiB, zeroed, present before Allocate returns, in
 // huge pages where the kernel gives them, not inherited by forked children, counted in the ledger.
 #pragma once
 

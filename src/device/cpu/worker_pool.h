@@ -1,8 +1,8 @@
-// The cores that this rank was given, as a pool that one loop at a time is spread over: what a kernel
-// launch is on a GPU. The caller works too, so a pool of one thread has no thread of its own.
+// The cores that this rank was given, as a pool that one loop at a time is spread over: what a
+// kernel launch is on a GPU. The caller works too, so a pool of one has no thread of its own.
 //
-// Threads: ParallelFor from one thread at a time. It allocates nothing. Waits sleep (futex), never spin long:
-// ranks share cores with others.
+// Threads: ParallelFor from one thread at a time. It allocates nothing. Waits sleep and never
+// spin for long: ranks share cores with others.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class WorkerPool {
   explicit WorkerPool(int threads);  // >= 1
   ~WorkerPool();
   int threads() const;
-  // Calls body(context, i) once for every i in [0, count), in any order on any thread; returns when all are
-  // done. What they wrote is then visible to the caller.
+  // Calls body(context, i) once for every i in [0, count), in any order on any thread; returns when
+  // all are done. What they wrote is then visible to the caller.
   void ParallelFor(int64_t count, Body body, void* context);
 
  private:
@@ -26,9 +26,9 @@ class WorkerPool {
   std::unique_ptr<Impl> impl_;
 };
 
-// Cores in this process's affinity mask (>= 1); what a launcher put into OMP_NUM_THREADS is not read.
+// Cores in the calling thread's affinity mask (>= 1); OMP_NUM_THREADS is not read.
 int AllowedCores();
-// Identifies the affinity mask, so that ranks of a node can tell whether they share cores.
+// Identifies that mask, so that ranks of a node can tell whether they share cores.
 uint64_t AffinityFingerprint();
 
 }  // namespace zerohold::device

@@ -116,6 +116,15 @@ std::string WithSharedMemoryMount(unsigned long flags, const char* options,
   });
 }
 
+TEST(SharedMemoryMount, TellsMountsApart) {
+  const uint64_t mine = SharedMemoryMount();
+  EXPECT_EQ(InChild([] { return std::to_string(SharedMemoryMount()); }), std::to_string(mine));
+  const std::string other =
+      WithSharedMemoryMount(0, "size=1m", [] { return std::to_string(SharedMemoryMount()); });
+  if (other.starts_with(kSkip)) GTEST_SKIP() << other;
+  EXPECT_NE(other, std::to_string(mine));
+}
+
 // A mount smaller than the segment: refused in words with both sizes, no signal, nothing left.
 TEST(OffloadCases, OFF_14) {
   const std::string result = WithSharedMemoryMount(0, "size=64m", [&]() -> std::string {
