@@ -9,6 +9,9 @@
 
 namespace zerohold::comm {
 
+// Enough for labels without very long names; longer ones are cut.
+inline constexpr int kLabelBytes = 104;
+
 // Writes the label as ToString does, cut to fit and ended by a zero. Returns its whole length.
 size_t FormatLabel(const Label& label, std::span<char> out);
 

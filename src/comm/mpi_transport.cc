@@ -1,24 +1,33 @@
+// One exchange: every rank greets each rank that it has something to do with, by a short message
+// that says which operation it is in and how long the data are, and carries them when they are
+// short. Longer data follow, in parts, once the other one's greeting has come.
+//
 // Invariants:
-//  1. A message of n bytes travels as n / limit full parts and one shorter part, which may be
-//  empty: a
-//     receiver finds a message that is longer or shorter than it expects by the length of one part.
-//  2. MPI's errors come back as codes; nothing here aborts.
-//  3. After a failure no receive is left that could write into its buffer when its sender comes
-//  late: those
-//     that nobody has matched are cancelled. One that was cut in the middle gets a second to end;
-//     memory of the operands should outlive the communicator anyhow.
+//  1. No receive is posted before both sides are known to mean the same operation and length: Open
+//     MPI 4.1 writes a long message (over shared memory, from 4 KiB on) beyond the end of a shorter
+//     buffer before it reports the truncation.
+//  2. Long data are only sent to a rank that is in the same exchange: a send cannot be taken back,
+//     and a rank that took it late would read memory that may be gone by then (over shared memory
+//     Open MPI 4.1 then loops for ever). A rank that leaves says so to all, and stays for a moment
+//     for those who are reading.
+//  3. MPI's errors come back as codes; nothing here aborts.
 #include "src/comm/mpi_transport.h"
 
 #include <sched.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "src/base/status_macros.h"
+#include "src/comm/label.h"
 #include "src/comm/point_to_point.h"
 
 namespace zerohold::comm {
@@ -51,170 +60,385 @@ class Backoff {
   std::chrono::microseconds sleep_{20};
 };
 
+// Data up to this length travel with the greeting, which MPIs send at once.
+constexpr int64_t kShortBytes = 2048;
+
+struct Greeting {
+  uint32_t tag;
+  int64_t outgoing_bytes;  // for the rank that is greeted
+  int64_t incoming_bytes;  // expected from it
+  int64_t part_bytes;      // longest part that data are cut into
+  char label[kLabelBytes];
+  std::byte data[kShortBytes];  // the outgoing ones, one after the other, if they are short
+};
+
+struct FarewellMessage {
+  int32_t origin;
+  int32_t code;
+  char text[504];  // cut to fit
+};
+
 class MpiCommunicator final : public PointToPointCommunicator {
  public:
   struct Group {
     int rank, size, local_rank, local_size;
     bool any_thread;
-    uint32_t largest_tag;
   };
-  MpiCommunicator(MPI_Comm owned, const Group& group)
-      : PointToPointCommunicator(group.rank, group.size), comm_(owned), group_(group) {}
-  ~MpiCommunicator() override {
-    int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (!finalized) MPI_Comm_free(&comm_);
-  }
+  MpiCommunicator(MPI_Comm owned, const Group& group);
+  ~MpiCommunicator() override;
   int local_rank() const override { return group_.local_rank; }
   int local_size() const override { return group_.local_size; }
   bool any_thread() const override { return group_.any_thread; }
 
  protected:
   absl::Status Exchange(const Call& call, std::span<const Outgoing> outgoing,
-                        std::span<const Incoming> incoming) override {
-    parts_.clear();
-    requests_.clear();
-    absl::Status status = Post(call, outgoing, incoming);
-    if (status.ok()) status = WaitAll(call);
-    if (!status.ok()) Abandon();
-    return status;
-  }
+                        std::span<const Incoming> incoming) override;
+  void Leave(const Farewell& farewell) override;
 
  private:
-  struct Part {
+  static constexpr int kFarewellTag = 0;
+  static constexpr int kGreetingTag = 1;
+  static constexpr int kDataTag = 2;
+
+  struct Operation {
+    const Call& call;
+    std::span<const Outgoing> outgoing;
+    std::span<const Incoming> incoming;
+  };
+  // What a request moves.
+  struct Transfer {
     int peer;
-    int bytes;
-    int64_t message_bytes;
     bool incoming;
   };
 
-  absl::Status Post(const Call& call, std::span<const Outgoing> outgoing,
-                    std::span<const Incoming> incoming) {
-    const int tag = static_cast<int>(call.tag % (group_.largest_tag + 1));
-    for (const Incoming& message : incoming) {
-      const auto start = [&](int64_t offset, int bytes, MPI_Request* request) {
-        return MPI_Irecv(static_cast<std::byte*>(message.data) + offset, bytes, MPI_BYTE,
-                         message.peer, tag, comm_, request);
-      };
-      ZH_RETURN_IF_ERROR(PostParts(call, {message.peer, 0, message.bytes, true}, start));
-    }
-    for (const Outgoing& message : outgoing) {
-      const auto start = [&](int64_t offset, int bytes, MPI_Request* request) {
-        return MPI_Isend(static_cast<const std::byte*>(message.data) + offset, bytes, MPI_BYTE,
-                         message.peer, tag, comm_, request);
-      };
-      ZH_RETURN_IF_ERROR(PostParts(call, {message.peer, 0, message.bytes, false}, start));
-    }
-    return absl::OkStatus();
-  }
-
-  // Cuts a message into parts and starts them; see invariant 1.
+  absl::Status Greet(const Operation& operation);
+  // The greeting for a peer, made when the operation first mentions it.
+  Greeting& GreetingFor(const Call& call, int peer);
+  absl::Status TakeGreetings(const Operation& operation);
+  absl::Status TakeGreeting(const Operation& operation, int peer, bool* arrived);
+  absl::Status ReceiveData(const Operation& operation, int peer);
+  absl::Status SendData(const Operation& operation, int peer);
+  // Cuts data into parts; start(offset, bytes, request) starts one.
   template <typename Start>
-  absl::Status PostParts(const Call& call, Part part, const Start& start) {
-    constexpr int64_t kLargestPartBytes = int64_t{1} << 30;  // counts are int
-    const int64_t limit = std::clamp<int64_t>(settings().max_message_bytes, 1, kLargestPartBytes);
-    for (int64_t offset = 0; offset <= part.message_bytes; offset += limit) {
-      part.bytes = static_cast<int>(std::min(limit, part.message_bytes - offset));
-      MPI_Request request = MPI_REQUEST_NULL;
-      if (const int code = start(offset, part.bytes, &request); code != MPI_SUCCESS) {
-        return Failed(call, part, code);
-      }
-      parts_.push_back(part);
-      requests_.push_back(request);
-    }
-    return absl::OkStatus();
-  }
+  absl::Status StartParts(const Call& call, Transfer transfer, int64_t bytes, const Start& start);
+  void Track(Transfer transfer, MPI_Request request);
 
-  absl::Status WaitAll(const Call& call) {
-    const Clock::time_point deadline = Deadline();
-    Backoff backoff;
-    for (size_t left = requests_.size(); left > 0;) {
-      const int completed = TestSome();
-      for (int i = 0; i < completed; ++i) {
-        ZH_RETURN_IF_ERROR(Completed(call, parts_[indices_[i]], statuses_[i]));
-      }
-      left -= completed;
-      if (completed > 0) {
-        backoff.Progressed();
-      } else if (cancelled()) {
-        return Cancelled(call.label);
-      } else if (Clock::now() >= deadline) {
-        return TimedOut(call.label, Missing());
-      } else {
-        backoff.Pause();
-      }
-    }
-    return absl::OkStatus();
-  }
+  // Looks which requests have ended; they are the first in indices_ and statuses_.
+  int TestSome();
+  absl::Status FinishSome(const Call& call);
+  void TakeFarewells();
+  // Fails when this exchange needs somebody who has left.
+  absl::Status CheckFarewells(const Call& call);
+  // Whether memory of this exchange is still read or written. A peer who has left reads no more.
+  bool AnyInUse() const;
+  std::vector<int> Missing() const;
 
-  // Returns how many requests have ended; their indices and statuses are the first in the arrays.
-  int TestSome() {
-    const int count = static_cast<int>(requests_.size());
-    if (indices_.size() < requests_.size()) {
-      indices_.resize(count);
-      statuses_.resize(count);
-    }
-    // Only after MPI_ERR_IN_STATUS does MPI set these; else they must say success.
-    for (MPI_Status& status : std::span(statuses_).first(count)) status.MPI_ERROR = MPI_SUCCESS;
-    int completed = 0;
-    MPI_Testsome(count, requests_.data(), &completed, indices_.data(), statuses_.data());
-    return completed == MPI_UNDEFINED ? 0 : completed;
+  int64_t PartBytes() const {
+    constexpr int64_t kLargestBytes = int64_t{1} << 30;  // counts are int
+    return std::clamp<int64_t>(settings().max_message_bytes, 1, kLargestBytes);
   }
-
-  absl::Status Completed(const Call& call, const Part& part, const MPI_Status& status) {
-    int error_class = MPI_SUCCESS;
-    MPI_Error_class(status.MPI_ERROR, &error_class);
-    if (error_class == MPI_ERR_TRUNCATE)
-      return WrongSize(call.label, part.peer, part.message_bytes);
-    if (error_class != MPI_SUCCESS) return Failed(call, part, status.MPI_ERROR);
-    int bytes = part.bytes;
-    if (part.incoming) MPI_Get_count(&status, MPI_BYTE, &bytes);
-    if (bytes != part.bytes) return WrongSize(call.label, part.peer, part.message_bytes);
-    return absl::OkStatus();
-  }
-
-  static absl::Status Failed(const Call& call, const Part& part, int code) {
-    return absl::AbortedError(ToString(call.label) + ": a message " +
-                              (part.incoming ? "from" : "to") + " rank " +
-                              std::to_string(part.peer) + " failed: " + MpiErrorText(code));
-  }
-
-  std::vector<int> Missing() const {
-    std::vector<int> missing;
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      if (requests_[i] != MPI_REQUEST_NULL) missing.push_back(parts_[i].peer);
-    }
-    return missing;
-  }
-
-  // See invariant 3.
-  void Abandon() {
-    for (size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL) continue;
-      if (parts_[i].incoming) {
-        MPI_Cancel(&requests_[i]);
-      } else {
-        MPI_Request_free(&requests_[i]);
-      }
-    }
-    const Clock::time_point deadline = Clock::now() + std::chrono::seconds(1);
-    Backoff backoff;
-    while (!Missing().empty() && Clock::now() < deadline) {
-      if (TestSome() == 0) backoff.Pause();
-    }
-    for (MPI_Request& request : requests_) {
-      if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
-    }
+  static absl::Status Check(const Call& call, int peer, int code) {
+    if (code == MPI_SUCCESS) return absl::OkStatus();
+    return absl::AbortedError(ToString(call.label) + ": the exchange with rank " +
+                              std::to_string(peer) + " failed: " + MpiErrorText(code));
   }
 
   MPI_Comm comm_;
   const Group group_;
-  // Of the exchange at hand, in parallel; kept for their capacity.
-  std::vector<Part> parts_;
+  std::unique_ptr<Greeting[]> greetings_;  // for each rank
+  Greeting arrived_;
+  std::map<int, Farewell> farewells_;  // of those who have left
+
+  // Of the exchange at hand; kept for their capacity.
+  std::vector<int> awaited_;     // those who have not greeted
+  std::vector<bool> mentioned_;  // of each rank: has a greeting of this operation
   std::vector<MPI_Request> requests_;
+  std::vector<Transfer> transfers_;  // of each request
+  int64_t unfinished_ = 0;           // requests
+  int64_t events_ = 0;               // greetings taken, requests started and finished, ever
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
 };
+
+MpiCommunicator::MpiCommunicator(MPI_Comm owned, const Group& group)
+    : PointToPointCommunicator(group.rank, group.size),
+      comm_(owned),
+      group_(group),
+      greetings_(std::make_unique<Greeting[]>(group.size)),
+      mentioned_(group.size) {}
+
+MpiCommunicator::~MpiCommunicator() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (!finalized) {
+    LeaveIfCancelled();
+    // Messages of a broken one may be on their way yet, and must not meet a later communicator that
+    // would get the same context: it is kept until MPI ends.
+    if (!broken()) MPI_Comm_free(&comm_);
+  }
+}
+
+absl::Status MpiCommunicator::Exchange(const Call& call, std::span<const Outgoing> outgoing,
+                                       std::span<const Incoming> incoming) {
+  const Operation operation{call, outgoing, incoming};
+  const Clock::time_point deadline = Deadline();
+  ZH_RETURN_IF_ERROR(Greet(operation));
+  Backoff backoff;
+  while (!awaited_.empty() || unfinished_ > 0) {
+    const int64_t events_before = events_;
+    TakeFarewells();
+    ZH_RETURN_IF_ERROR(TakeGreetings(operation));
+    ZH_RETURN_IF_ERROR(FinishSome(call));
+    // Only now: what those who left had done for this exchange before counts.
+    ZH_RETURN_IF_ERROR(CheckFarewells(call));
+    if (events_ != events_before) {
+      backoff.Progressed();
+    } else if (cancelled()) {
+      return Cancelled(call.label);
+    } else if (Clock::now() >= deadline) {
+      return TimedOut(call.label, Missing());
+    } else {
+      backoff.Pause();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MpiCommunicator::Greet(const Operation& operation) {
+  awaited_.clear();
+  requests_.clear();
+  transfers_.clear();
+  unfinished_ = 0;
+  std::fill(mentioned_.begin(), mentioned_.end(), false);
+  for (const Incoming& message : operation.incoming) {
+    GreetingFor(operation.call, message.peer).incoming_bytes += message.bytes;
+  }
+  for (const Outgoing& message : operation.outgoing) {
+    Greeting& greeting = GreetingFor(operation.call, message.peer);
+    if (greeting.outgoing_bytes + message.bytes <= kShortBytes) {
+      std::copy_n(static_cast<const std::byte*>(message.data), message.bytes,
+                  greeting.data + greeting.outgoing_bytes);
+    }
+    greeting.outgoing_bytes += message.bytes;
+  }
+  for (const int peer : awaited_) {
+    const Greeting& greeting = greetings_[peer];
+    size_t bytes = offsetof(Greeting, data);
+    if (greeting.outgoing_bytes <= kShortBytes) bytes += greeting.outgoing_bytes;
+    MPI_Request request = MPI_REQUEST_NULL;
+    ZH_RETURN_IF_ERROR(Check(operation.call, peer,
+                             MPI_Isend(&greeting, static_cast<int>(bytes), MPI_BYTE, peer,
+                                       kGreetingTag, comm_, &request)));
+    Track({peer, /*incoming=*/false}, request);
+  }
+  return absl::OkStatus();
+}
+
+Greeting& MpiCommunicator::GreetingFor(const Call& call, int peer) {
+  Greeting& greeting = greetings_[peer];
+  if (!mentioned_[peer]) {
+    mentioned_[peer] = true;
+    awaited_.push_back(peer);
+    greeting.tag = call.tag;
+    greeting.outgoing_bytes = 0;
+    greeting.incoming_bytes = 0;
+    greeting.part_bytes = PartBytes();
+    std::copy_n(call.text, kLabelBytes, greeting.label);
+  }
+  return greeting;
+}
+
+absl::Status MpiCommunicator::TakeGreetings(const Operation& operation) {
+  for (size_t i = 0; i < awaited_.size();) {
+    bool arrived = false;
+    ZH_RETURN_IF_ERROR(TakeGreeting(operation, awaited_[i], &arrived));
+    if (arrived) {
+      awaited_.erase(awaited_.begin() + i);
+    } else {
+      ++i;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MpiCommunicator::TakeGreeting(const Operation& operation, int peer, bool* arrived) {
+  const Call& call = operation.call;
+  int found = 0;
+  MPI_Message handle = MPI_MESSAGE_NULL;
+  MPI_Status status;
+  ZH_RETURN_IF_ERROR(
+      Check(call, peer, MPI_Improbe(peer, kGreetingTag, comm_, &found, &handle, &status)));
+  *arrived = found;
+  if (!found) return absl::OkStatus();
+  ZH_RETURN_IF_ERROR(Check(
+      call, peer, MPI_Mrecv(&arrived_, sizeof(arrived_), MPI_BYTE, &handle, MPI_STATUS_IGNORE)));
+  ++events_;
+
+  const Greeting& ours = greetings_[peer];
+  if (arrived_.tag != ours.tag) return OtherOperation(call, peer, arrived_.label);
+  if (arrived_.outgoing_bytes != ours.incoming_bytes) {
+    return WrongSize(call, peer, arrived_.outgoing_bytes, ours.incoming_bytes);
+  }
+  if (arrived_.incoming_bytes != ours.outgoing_bytes) {
+    return WrongSize(call, peer, arrived_.incoming_bytes, ours.outgoing_bytes);
+  }
+  if (arrived_.part_bytes != ours.part_bytes) {
+    return WrongSize(call, peer, arrived_.part_bytes, ours.part_bytes);
+  }
+  ZH_RETURN_IF_ERROR(ReceiveData(operation, peer));
+  return SendData(operation, peer);
+}
+
+absl::Status MpiCommunicator::ReceiveData(const Operation& operation, int peer) {
+  const std::byte* with_greeting = arrived_.outgoing_bytes <= kShortBytes ? arrived_.data : nullptr;
+  for (const Incoming& message : operation.incoming) {
+    if (message.peer != peer) continue;
+    auto* data = static_cast<std::byte*>(message.data);
+    if (with_greeting != nullptr) {
+      std::copy_n(with_greeting, message.bytes, data);
+      with_greeting += message.bytes;
+      continue;
+    }
+    ZH_RETURN_IF_ERROR(StartParts(operation.call, {peer, /*incoming=*/true}, message.bytes,
+                                  [&](int64_t offset, int bytes, MPI_Request* request) {
+                                    return MPI_Irecv(data + offset, bytes, MPI_BYTE, peer, kDataTag,
+                                                     comm_, request);
+                                  }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MpiCommunicator::SendData(const Operation& operation, int peer) {
+  if (greetings_[peer].outgoing_bytes <= kShortBytes) return absl::OkStatus();  // it had them
+  for (const Outgoing& message : operation.outgoing) {
+    if (message.peer != peer) continue;
+    const auto* data = static_cast<const std::byte*>(message.data);
+    ZH_RETURN_IF_ERROR(StartParts(operation.call, {peer, /*incoming=*/false}, message.bytes,
+                                  [&](int64_t offset, int bytes, MPI_Request* request) {
+                                    return MPI_Isend(data + offset, bytes, MPI_BYTE, peer, kDataTag,
+                                                     comm_, request);
+                                  }));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Start>
+absl::Status MpiCommunicator::StartParts(const Call& call, Transfer transfer, int64_t bytes,
+                                         const Start& start) {
+  for (int64_t offset = 0; offset < bytes; offset += PartBytes()) {
+    const int part = static_cast<int>(std::min(PartBytes(), bytes - offset));
+    MPI_Request request = MPI_REQUEST_NULL;
+    ZH_RETURN_IF_ERROR(Check(call, transfer.peer, start(offset, part, &request)));
+    Track(transfer, request);
+  }
+  return absl::OkStatus();
+}
+
+void MpiCommunicator::Track(Transfer transfer, MPI_Request request) {
+  transfers_.push_back(transfer);
+  requests_.push_back(request);
+  ++unfinished_;
+  ++events_;
+}
+
+absl::Status MpiCommunicator::FinishSome(const Call& call) {
+  const int64_t events_before = events_;
+  const int code = TestSome();
+  if (code == MPI_SUCCESS) return absl::OkStatus();
+  for (int64_t i = 0; code == MPI_ERR_IN_STATUS && i < events_ - events_before; ++i) {
+    ZH_RETURN_IF_ERROR(Check(call, transfers_[indices_[i]].peer, statuses_[i].MPI_ERROR));
+  }
+  return Check(call, rank(), code);
+}
+
+int MpiCommunicator::TestSome() {
+  if (indices_.size() < requests_.size()) {
+    indices_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+  }
+  int finished = 0;
+  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &finished,
+                                indices_.data(), statuses_.data());
+  if (finished == MPI_UNDEFINED) return MPI_SUCCESS;
+  unfinished_ -= finished;
+  events_ += finished;
+  return code;
+}
+
+void MpiCommunicator::TakeFarewells() {
+  for (;;) {
+    int found = 0;
+    MPI_Message handle = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    MPI_Improbe(MPI_ANY_SOURCE, kFarewellTag, comm_, &found, &handle, &status);
+    if (!found) return;
+    FarewellMessage message;
+    MPI_Mrecv(&message, sizeof(message), MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+    farewells_[status.MPI_SOURCE] = {.origin = message.origin,
+                                     .code = static_cast<absl::StatusCode>(message.code),
+                                     .text = message.text};
+  }
+}
+
+absl::Status MpiCommunicator::CheckFarewells(const Call& call) {
+  if (farewells_.empty()) return absl::OkStatus();
+  for (const int peer : Missing()) {
+    const auto farewell = farewells_.find(peer);
+    if (farewell != farewells_.end()) return PeerLeft(call.label, farewell->second);
+  }
+  return absl::OkStatus();
+}
+
+void MpiCommunicator::Leave(const Farewell& farewell) {
+  auto message = std::make_unique<FarewellMessage>();
+  message->origin = farewell.origin;
+  message->code = static_cast<int32_t>(farewell.code);
+  std::snprintf(message->text, sizeof(message->text), "%s", farewell.text.c_str());
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Isend(message.get(), sizeof(*message), MPI_BYTE, peer, kFarewellTag, comm_, &request);
+    Track({peer, /*incoming=*/false}, request);
+  }
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] != MPI_REQUEST_NULL && transfers_[i].incoming) MPI_Cancel(&requests_[i]);
+  }
+  constexpr std::chrono::seconds kPatience{1};  // with those who are reading
+  const Clock::time_point end = Clock::now() + kPatience;
+  Backoff backoff;
+  while (AnyInUse() && Clock::now() < end) {
+    TakeFarewells();
+    TestSome();
+    backoff.Pause();
+  }
+  bool all_ended = true;
+  for (MPI_Request& request : requests_) {
+    if (request == MPI_REQUEST_NULL) continue;
+    MPI_Request_free(&request);
+    all_ended = false;
+  }
+  if (!all_ended) {
+    // MPI may read them yet; better lost than gone.
+    (void)message.release();
+    (void)greetings_.release();
+  }
+}
+
+bool MpiCommunicator::AnyInUse() const {
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    if (transfers_[i].incoming || !farewells_.contains(transfers_[i].peer)) return true;
+  }
+  return false;
+}
+
+std::vector<int> MpiCommunicator::Missing() const {
+  std::vector<int> missing = awaited_;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] != MPI_REQUEST_NULL) missing.push_back(transfers_[i].peer);
+  }
+  return missing;
+}
 
 absl::Status CheckUsable(MPI_Comm comm) {
   int initialized = 0;
@@ -235,7 +459,7 @@ absl::Status CheckUsable(MPI_Comm comm) {
   return absl::OkStatus();
 }
 
-absl::Status Check(int code) {
+absl::Status FromMpi(int code) {
   return code == MPI_SUCCESS ? absl::OkStatus() : absl::InternalError(MpiErrorText(code));
 }
 
@@ -243,10 +467,10 @@ absl::Status Check(int code) {
 absl::Status FindLocalRanks(MPI_Comm comm, MpiCommunicator::Group* group) {
   MPI_Comm node = MPI_COMM_NULL;
   ZH_RETURN_IF_ERROR(
-      Check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, group->rank, MPI_INFO_NULL, &node)));
+      FromMpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, group->rank, MPI_INFO_NULL, &node)));
   MPI_Comm_rank(node, &group->local_rank);
   MPI_Comm_size(node, &group->local_size);
-  return Check(MPI_Comm_free(&node));
+  return FromMpi(MPI_Comm_free(&node));
 }
 
 }  // namespace
@@ -254,7 +478,7 @@ absl::Status FindLocalRanks(MPI_Comm comm, MpiCommunicator::Group* group) {
 absl::StatusOr<std::shared_ptr<Communicator>> CreateMpiCommunicator(MPI_Comm comm) {
   ZH_RETURN_IF_ERROR(CheckUsable(comm));
   MPI_Comm own = MPI_COMM_NULL;
-  ZH_RETURN_IF_ERROR(Check(MPI_Comm_dup(comm, &own)));
+  ZH_RETURN_IF_ERROR(FromMpi(MPI_Comm_dup(comm, &own)));
   MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN);
   MpiCommunicator::Group group{};
   MPI_Comm_rank(own, &group.rank);
@@ -266,11 +490,6 @@ absl::StatusOr<std::shared_ptr<Communicator>> CreateMpiCommunicator(MPI_Comm com
   int level = MPI_THREAD_SINGLE;
   MPI_Query_thread(&level);
   group.any_thread = level == MPI_THREAD_MULTIPLE;
-  const int* largest_tag = nullptr;
-  int found = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &found);
-  constexpr int kLeastLargestTag = 32767;  // of every MPI
-  group.largest_tag = found ? *largest_tag : kLeastLargestTag;
   return std::make_shared<MpiCommunicator>(own, group);
 }
 

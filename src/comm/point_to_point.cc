@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "src/base/align.h"
 #include "src/base/check.h"
@@ -146,9 +147,10 @@ absl::Status PointToPointCommunicator::AllReduce(const Label& label, std::span<i
 }
 
 absl::Status PointToPointCommunicator::Begin(const Label& label, const Shape& shape) {
-  if (broken_.ok() && cancelled()) broken_ = Cancelled(label);
   if (!broken_.ok()) return broken_;
+  if (cancelled()) return Break(Cancelled(label));
   ++sequence_;
+  FormatLabel(label, text_);
   outgoing_.clear();
   incoming_.clear();
   if (settings_.check_order && size_ > 1) {
@@ -156,23 +158,21 @@ absl::Status PointToPointCommunicator::Begin(const Label& label, const Shape& sh
     outgoing_.clear();
     incoming_.clear();
   }
-  tag_ = Mix(HashOf(label), std::array{sequence_, shape.messages}) & kTagMask;
+  tag_ = Mix(HashOf(label), std::array{sequence_, shape.messages});
   return absl::OkStatus();
 }
 
 absl::Status PointToPointCommunicator::CheckOrder(const Label& label, const Shape& shape) {
   records_.resize(size_);
   OrderRecord& mine = records_[rank_];
-  mine = {.sequence = sequence_,
-          .bytes = shape.bytes,
-          .hash = Mix(HashOf(label), std::array{shape.messages, static_cast<int64_t>(shape.hash)}),
-          .text = {}};
-  FormatLabel(label, mine.text);
+  mine.bytes = shape.bytes;
+  mine.hash = Mix(HashOf(label), std::array{shape.messages, static_cast<int64_t>(shape.hash)});
+  std::copy(std::begin(text_), std::end(text_), mine.text);
   for (int k = 1; k < size_; ++k) {
     outgoing_.push_back({After(k), &mine, sizeof(mine)});
     incoming_.push_back({Before(k), &records_[Before(k)], sizeof(mine)});
   }
-  tag_ = sequence_ & kTagMask;  // meets whatever the others do next
+  tag_ = sequence_;  // whatever the others do next
   ZH_RETURN_IF_ERROR(Run(label));
 
   // Every rank has all records, so all find the same difference.
@@ -185,18 +185,26 @@ absl::Status PointToPointCommunicator::CheckOrder(const Label& label, const Shap
              std::to_string(record.bytes) + " bytes)";
     };
     const bool same_name = std::strcmp(first.text, other.text) == 0;
-    broken_ = absl::AbortedError("operation " + std::to_string(sequence_) +
-                                 " differs: " + describe(0, first) + ", " + describe(rank, other) +
-                                 (same_name ? "; sizes, pieces or root are not the same" : ""));
-    return broken_;
+    return Break(absl::AbortedError(
+        "operation " + std::to_string(sequence_) + " differs: " + describe(0, first) + ", " +
+        describe(rank, other) + (same_name ? "; sizes, pieces or root are not the same" : "")));
   }
   return absl::OkStatus();
 }
 
 absl::Status PointToPointCommunicator::Run(const Label& label) {
-  absl::Status status = Exchange({label, tag_}, outgoing_, incoming_);
-  if (!status.ok()) broken_ = status;
-  return status;
+  absl::Status status = Exchange({label, text_, tag_}, outgoing_, incoming_);
+  return status.ok() ? status : Break(std::move(status));
+}
+
+absl::Status PointToPointCommunicator::Break(absl::Status status) {
+  broken_ = std::move(status);
+  Leave(cause_ ? *cause_ : Farewell{rank_, broken_.code(), std::string(broken_.message())});
+  return broken_;
+}
+
+void PointToPointCommunicator::LeaveIfCancelled() {
+  if (cancelled() && broken_.ok()) (void)Break(Cancelled({.verb = "Close"}));
 }
 
 void PointToPointCommunicator::CountSent(Traffic traffic) {
@@ -227,14 +235,34 @@ absl::Status PointToPointCommunicator::TimedOut(const Label& label,
       text + "; check that every rank makes the same calls, or raise communication_timeout_s");
 }
 
-absl::Status PointToPointCommunicator::Cancelled(const Label& label) {
-  return absl::CancelledError(ToString(label) + ": this rank has given up");
+absl::Status PointToPointCommunicator::Cancelled(const Label& label) const {
+  return absl::CancelledError(ToString(label) + ": rank " + std::to_string(rank_) +
+                              " has given up");
 }
 
-absl::Status PointToPointCommunicator::WrongSize(const Label& label, int peer, int64_t bytes) {
-  return absl::AbortedError(ToString(label) + ": rank " + std::to_string(peer) +
-                            " has another size for it than the " + std::to_string(bytes) +
-                            " bytes here; check that every rank makes the same calls");
+absl::Status PointToPointCommunicator::PeerLeft(const Label& label, const Farewell& farewell) {
+  cause_ = farewell;
+  // Cancelled is for the rank whose owner wanted it.
+  const absl::StatusCode code =
+      farewell.code == absl::StatusCode::kCancelled ? absl::StatusCode::kAborted : farewell.code;
+  return absl::Status(code, ToString(label) + ": rank " + std::to_string(farewell.origin) +
+                                " failed: " + farewell.text);
+}
+
+absl::Status PointToPointCommunicator::OtherOperation(const Call& call, int peer,
+                                                      const char* peers_text) const {
+  const bool same_name = std::strcmp(call.text, peers_text) == 0;
+  return absl::AbortedError(ToString(call.label) + ": rank " + std::to_string(peer) + " is in " +
+                            (same_name ? "one with other pieces, root or number" : peers_text) +
+                            "; check that every rank makes the same calls in the same order");
+}
+
+absl::Status PointToPointCommunicator::WrongSize(const Call& call, int peer, int64_t peers_bytes,
+                                                 int64_t own_bytes) const {
+  return absl::AbortedError(ToString(call.label) + ": rank " + std::to_string(peer) + " has " +
+                            std::to_string(peers_bytes) + " bytes where rank " +
+                            std::to_string(rank_) + " has " + std::to_string(own_bytes) +
+                            "; check that every rank makes the same calls");
 }
 
 }  // namespace zerohold::comm

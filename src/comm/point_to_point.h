@@ -7,9 +7,10 @@
 //
 // Invariants:
 //  1. In AllReduce and ReduceScatter every rank sends to every other one, so that a rank that has
-//  not
-//     come is known by its number; empty shards send empty messages.
+//     not come is known by its number; empty shards send empty messages.
 //  2. A failed exchange breaks the communicator for good: its status is every later verb's answer.
+//  The
+//     peers are told, so that none of them waits for this rank or reads what it had for them.
 //  3. Once each verb has run with its largest operands, verbs allocate nothing.
 #pragma once
 
@@ -18,13 +19,23 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/comm/communicator.h"
+#include "src/comm/label.h"
 #include "src/comm/tree_sum.h"
 
 namespace zerohold::comm {
+
+// Why a rank takes part no more, for the others: where that began, and what was said there.
+struct Farewell {
+  int origin;
+  absl::StatusCode code;
+  std::string text;
+};
 
 class PointToPointCommunicator : public Communicator {
  public:
@@ -49,49 +60,57 @@ class PointToPointCommunicator : public Communicator {
     void* data;
     int64_t bytes;
   };
-  // Messages meet only messages of the same tag: a rank that is in another operation counts as one
-  // that has not come, even when its sizes fit.
+  // Which verb an exchange belongs to. Ranks whose tags differ are in different ones, even when all
+  // sizes fit.
   struct Call {
     const Label& label;
-    uint32_t tag;  // under kTagMask
+    const char* text;  // the label in kLabelBytes, for the messages of others
+    uint32_t tag;
   };
-  static constexpr uint32_t kTagMask = 0x7fffffff;
 
   PointToPointCommunicator(int rank, int size);
 
-  // Moves all messages and returns when none of the buffers is in use any more. Between two ranks,
-  // messages match in the order of the lists. Sizes of both sides are compared; zero is a size like
-  // any other. Errors: TimedOut, Cancelled, WrongSize, or the transport's own, as Aborted.
+  // Moves all messages and returns when none of the buffers is in use any more, which it may not be
+  // before the other side has come. Between two ranks, messages match in the order of the lists.
+  // Operations and sizes of both sides are compared; zero is a size like any other.
+  // Errors: those below, or the transport's own, as Aborted; then Leave is called.
   virtual absl::Status Exchange(const Call& call, std::span<const Outgoing> outgoing,
                                 std::span<const Incoming> incoming) = 0;
+
+  // Tells all peers that this rank takes part no more, and lets go of what the last Exchange left.
+  virtual void Leave(const Farewell&) {}
+  // For the destructors of transports: a cancelled communicator without a verb has told nobody yet.
+  void LeaveIfCancelled();
 
   // Any thread: makes an Exchange that waits look at cancelled() soon. Transports that poll need
   // not.
   virtual void Interrupt() {}
+  bool broken() const { return !broken_.ok(); }
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
 
   // When an exchange that starts now gives up.
   std::chrono::steady_clock::time_point Deadline() const;
 
   // What Exchange answers when ranks have not come (any order, repeats allowed), when it was
-  // cancelled, and when a message is longer or shorter than `bytes`, what this rank has for it.
+  // cancelled, when it needs a rank that has left, that is in another operation, or that has other
+  // sizes.
   absl::Status TimedOut(const Label& label, std::vector<int> missing) const;
-  static absl::Status Cancelled(const Label& label);
-  static absl::Status WrongSize(const Label& label, int peer, int64_t bytes);
+  absl::Status Cancelled(const Label& label) const;
+  absl::Status PeerLeft(const Label& label, const Farewell& farewell);
+  absl::Status OtherOperation(const Call& call, int peer, const char* peers_text) const;
+  absl::Status WrongSize(const Call& call, int peer, int64_t peers_bytes, int64_t own_bytes) const;
 
  private:
   // What ranks must agree on besides the label.
   struct Shape {
-    int64_t messages = 0;  // tells apart who sends how many messages to whom; part of the tag
+    int64_t messages = 0;  // tells apart who sends how many messages to whom
     int64_t bytes = 0;     // of the operands as a whole
     uint64_t hash = 0;     // of all the rest; only taken when the order is checked
   };
   struct OrderRecord {
-    static constexpr int kTextBytes = 104;
-    int64_t sequence;
     int64_t bytes;
     uint64_t hash;
-    char text[kTextBytes];  // the label, cut to fit
+    char text[kLabelBytes];
   };
 
   // Starts a verb: the sticky status, the check of order. After it the message lists are empty.
@@ -99,6 +118,7 @@ class PointToPointCommunicator : public Communicator {
   absl::Status CheckOrder(const Label& label, const Shape& shape);
   // Exchanges the message lists, and keeps what fails.
   absl::Status Run(const Label& label);
+  absl::Status Break(absl::Status status);
   // The k-th peer after and before this rank, k from 1: spreads the load over ranks.
   int After(int k) const { return (rank_ + k) % size_; }
   int Before(int k) const { return (rank_ + size_ - k) % size_; }
@@ -109,8 +129,10 @@ class PointToPointCommunicator : public Communicator {
   TreeSum tree_sum_;
   std::atomic<bool> cancelled_ = false;
   absl::Status broken_;
+  std::optional<Farewell> cause_;  // of a peer, when that is why this communicator broke
   int64_t sequence_ = 0;
   uint32_t tag_ = 0;
+  char text_[kLabelBytes];
 
   // Kept for their capacity.
   std::vector<Outgoing> outgoing_;

@@ -1,16 +1,15 @@
 // Invariants:
 //  1. A message lies in its mailbox until its sender's Exchange ends, and Exchange does not end
-//  while somebody
-//     copies out of it: bytes of a message that was taken may be read without the lock.
-//  2. A rank that gives up withdraws what nobody took. It leaves nothing behind that another one
-//  could touch;
-//     those who wait for it run into their deadline.
+//     while somebody copies out of it: a message that was taken may be read without the lock.
+//  2. A rank that gives up withdraws what nobody took: it leaves nothing behind that another one
+//     could touch.
 #include "src/comm/thread_communicator.h"
 
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "src/comm/point_to_point.h"
@@ -20,6 +19,7 @@ namespace {
 
 struct Message {
   uint32_t tag;
+  const char* text;
   const void* data;
   int64_t bytes;
 };
@@ -31,9 +31,9 @@ struct Mailbox {
 };
 
 struct RankState {
-  std::condition_variable changed;  // what this rank waits for may have come
-  int64_t unread = 0;               // its messages that are not copied yet
-  int refused_by = -1;              // who found a message of it too long or too short
+  std::condition_variable changed;   // what this rank waits for may have come
+  int64_t unread = 0;                // its messages that are not copied yet
+  std::optional<Farewell> farewell;  // it takes part no more
 };
 
 // All that ranks share, under one lock; copies run outside it.
@@ -51,6 +51,7 @@ class ThreadCommunicator final : public PointToPointCommunicator {
  public:
   ThreadCommunicator(std::shared_ptr<Hub> hub, int rank)
       : PointToPointCommunicator(rank, hub->world), hub_(std::move(hub)) {}
+  ~ThreadCommunicator() override { LeaveIfCancelled(); }
   int local_rank() const override { return rank(); }
   int local_size() const override { return size(); }
   bool any_thread() const override { return true; }
@@ -66,23 +67,31 @@ class ThreadCommunicator final : public PointToPointCommunicator {
     size_t arrived_count = 0;
     for (bool expired = false;;) {
       if (const int64_t index = FindArrived(call, incoming); index >= 0) {
-        if (!Take(incoming[index], lock)) {
-          return Withdraw(lock, WrongSize(call.label, incoming[index].peer, incoming[index].bytes));
+        const Incoming& message = incoming[index];
+        if (const int64_t bytes = Next(message.peer)->bytes; bytes != message.bytes) {
+          return Withdraw(lock, WrongSize(call, message.peer, bytes, message.bytes));
         }
+        Take(message, lock);
         arrived_[index] = 1;
         ++arrived_count;
-      } else if (own.refused_by >= 0) {
-        return Withdraw(lock, Refused(call, outgoing));
       } else if (arrived_count == incoming.size() && own.unread == 0) {
         return absl::OkStatus();
+      } else if (absl::Status status = CheckMissing(call, incoming); !status.ok()) {
+        return Withdraw(lock, std::move(status));
       } else if (cancelled()) {
         return Withdraw(lock, Cancelled(call.label));
       } else if (expired) {
-        return Withdraw(lock, TimedOut(call.label, Missing(incoming)));
+        return Withdraw(lock, TimedOut(call.label, FindMissing(incoming)));
       } else {
         expired = own.changed.wait_until(lock, deadline) == std::cv_status::timeout;
       }
     }
+  }
+
+  void Leave(const Farewell& farewell) override {
+    Lock lock(hub_->mutex);
+    hub_->ranks[rank()].farewell = farewell;
+    for (RankState& peer : hub_->ranks) peer.changed.notify_all();
   }
 
   void Interrupt() override {
@@ -100,58 +109,67 @@ class ThreadCommunicator final : public PointToPointCommunicator {
     }
     for (const Outgoing& message : outgoing) {
       hub_->mailbox(rank(), message.peer)
-          .messages.push_back({call.tag, message.data, message.bytes});
+          .messages.push_back({call.tag, call.text, message.data, message.bytes});
       hub_->ranks[message.peer].changed.notify_all();
     }
     hub_->ranks[rank()].unread = std::ssize(outgoing);
   }
 
-  // The first message that waits for us and that we wait for; -1 for none. Always searched from the
+  // What a peer has for us next; null for nothing.
+  const Message* Next(int peer) const {
+    const Mailbox& box = hub_->mailbox(peer, rank());
+    return box.next < box.messages.size() ? &box.messages[box.next] : nullptr;
+  }
+
+  // The first message that we wait for and that is there; -1 for none. Always searched from the
   // front, so that two messages of one peer are never exchanged.
   int64_t FindArrived(const Call& call, std::span<const Incoming> incoming) const {
     for (size_t i = 0; i < incoming.size(); ++i) {
       if (arrived_[i]) continue;
-      const Mailbox& box = hub_->mailbox(incoming[i].peer, rank());
-      if (box.next < box.messages.size() && box.messages[box.next].tag == call.tag) return i;
+      const Message* message = Next(incoming[i].peer);
+      if (message != nullptr && message->tag == call.tag) return i;
     }
     return -1;
   }
 
-  // Copies the next message of its peer; false if its size is another one. Drops the lock
-  // meanwhile.
-  bool Take(const Incoming& into, Lock& lock) {
+  // Copies the next message of its peer. Drops the lock meanwhile.
+  void Take(const Incoming& into, Lock& lock) {
     Mailbox& box = hub_->mailbox(into.peer, rank());
-    const Message message = box.messages[box.next++];
-    const bool fits = message.bytes == into.bytes;
-    if (fits && into.bytes > 0) {
+    const void* data = box.messages[box.next++].data;
+    if (into.bytes > 0) {
       lock.unlock();
-      std::memcpy(into.data, message.data, into.bytes);
+      std::memcpy(into.data, data, into.bytes);
       lock.lock();
     }
     RankState& sender = hub_->ranks[into.peer];
     --sender.unread;
-    if (!fits) sender.refused_by = rank();
     sender.changed.notify_all();
-    return fits;
   }
 
-  absl::Status Refused(const Call& call, std::span<const Outgoing> outgoing) const {
-    const int peer = hub_->ranks[rank()].refused_by;
-    const auto sent = std::find_if(outgoing.begin(), outgoing.end(),
-                                   [peer](const Outgoing& m) { return m.peer == peer; });
-    return WrongSize(call.label, peer, sent->bytes);
+  // Fails when a rank that has not come never will: it has left, or is in another operation.
+  absl::Status CheckMissing(const Call& call, std::span<const Incoming> incoming) {
+    for (const int peer : FindMissing(incoming)) {
+      const std::optional<Farewell>& farewell = hub_->ranks[peer].farewell;
+      if (farewell) return PeerLeft(call.label, *farewell);
+      const Message* message = Next(peer);
+      if (message != nullptr && message->tag != call.tag) {
+        return OtherOperation(call, peer, message->text);
+      }
+    }
+    return absl::OkStatus();
   }
 
-  std::vector<int> Missing(std::span<const Incoming> incoming) const {
-    std::vector<int> missing;
+  // Ranks whose messages have not come, or that have not taken ours.
+  const std::vector<int>& FindMissing(std::span<const Incoming> incoming) {
+    missing_.clear();
     for (size_t i = 0; i < incoming.size(); ++i) {
-      if (!arrived_[i]) missing.push_back(incoming[i].peer);
+      if (!arrived_[i]) missing_.push_back(incoming[i].peer);
     }
     for (int peer = 0; peer < size(); ++peer) {
       const Mailbox& box = hub_->mailbox(rank(), peer);
-      if (box.next < box.messages.size()) missing.push_back(peer);
+      if (box.next < box.messages.size()) missing_.push_back(peer);
     }
-    return missing;
+    return missing_;
   }
 
   absl::Status Withdraw(Lock& lock, absl::Status reason) {
@@ -167,7 +185,9 @@ class ThreadCommunicator final : public PointToPointCommunicator {
   }
 
   const std::shared_ptr<Hub> hub_;
+  // Kept for their capacity.
   std::vector<char> arrived_;  // of each incoming message
+  std::vector<int> missing_;
 };
 
 }  // namespace
