@@ -24,7 +24,7 @@ ROOMS = {
     "optim/api": ["include/zerohold", "optim/engine", "optim/kernels"] + _GROUND,
     "mpi-launch": ["include/zerohold"],
     "bench": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels"] + _GROUND,
-    "tests": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels"] + _GROUND,
+    "tests": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels", "mpi-launch"] + _GROUND,
 }
 
 # The rooms that are linked into the library; the rest are programs, benches and tests.
