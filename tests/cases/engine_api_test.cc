@@ -93,6 +93,38 @@ TEST(ApiCases, API_06_WhatThisVersionHasNotGot) {
   }
 }
 
+// What Create is given besides options; all ranks hear of it.
+TEST(ApiCases, API_06_WhatCreateRefuses) {
+  EXPECT_EQ(Engine::Create({}, {}, {}, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  RunRanks(2, [](int rank, const Communicator& ranks) {
+    const auto told = [&](const std::function<void(ModelSpec&)>& change) {
+      ModelSpec model = Tensors({10});
+      if (rank == 1) change(model);
+      return Engine::Create(OptionsOfStage(1), {ranks}, model.parameters, model.units).status();
+    };
+    EXPECT_EQ(Engine::Create({}, {ranks, ranks}, {}, {}).status().code(),
+              absl::StatusCode::kUnimplemented);
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      const Status status = told([&](ModelSpec& model) { model.parameters[0].dtype = dtype; });
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+      EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 1: parameter a: dtype"),
+                                      HasSubstr(NameOf(dtype)), HasSubstr("fp32")));
+    }
+    EXPECT_THAT(Text(told([](ModelSpec& model) { model.parameters[0].communicator = 1; })),
+                AllOf(HasSubstr("rank 1: parameter a: communicator 1"), HasSubstr("give 0")));
+    EXPECT_THAT(Text(told([](ModelSpec& model) { model.parameters[0].group = -1; })),
+                AllOf(HasSubstr("rank 1: parameter a: group is -1"), HasSubstr("has 1")));
+    EXPECT_THAT(Text(told([](ModelSpec& model) { model.parameters[0].norm_weight = 0; })),
+                AllOf(HasSubstr("rank 1: parameter a: norm_weight is 0"), HasSubstr("at most 1")));
+    EXPECT_THAT(Text(told([](ModelSpec& model) { model.units.clear(); })),
+                HasSubstr("\"a\" is in no unit"));
+    EXPECT_THAT(Text(told([](ModelSpec& model) {
+                  model.units[0].parameters = {"a", "z"};
+                })),
+                HasSubstr("the unknown parameter \"z\""));
+  });
+}
+
 // 0 is off.
 TEST(ApiCases, API_06_AClipOfZero) {
   RunStages({2}, [](EngineOptions options, int, Communicator ranks) {

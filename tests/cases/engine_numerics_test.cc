@@ -75,6 +75,34 @@ TEST(NumericsCases, NUM_06_AnAbsentUnitDoesNotDecay) {
   });
 }
 
+// Each of many units by itself, whatever the ranks' shares of the reports.
+TEST(NumericsCases, NUM_06_ManyUnits) {
+  constexpr int kUnits = 130;
+  ModelSpec model;
+  for (int i = 0; i < kUnits; ++i) {
+    const std::string name = std::to_string(i);
+    model.parameters.push_back({name, {2}});
+    model.units.push_back({name, {name}, {}});
+  }
+  const auto absent = [](int unit) { return unit % 63 == 0 || unit == 64 || unit == 129; };
+  RunStages({1, 3}, [&](const EngineOptions& options, int rank, Communicator ranks) {
+    std::vector<UnitId> mine;
+    for (int unit = 0; unit < kUnits; ++unit) {
+      if (!absent(unit) && unit % ranks.size() == rank) mine.push_back(unit);
+    }
+    Trainer trainer(options, ranks, model, Constant(1));
+    const auto six = [](ParameterId, std::span<const float>, std::span<float> out) {
+      for (float& element : out) element += 6.0f;
+    };
+    EXPECT_TRUE(trainer.Step(six, mine).applied);
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const float mean = absent(unit) ? 0.0f : 6.0f / static_cast<float>(ranks.size());
+      EXPECT_EQ(trainer.Read(unit, StateKind::kGradient), (std::vector<float>{mean, mean}));
+      EXPECT_EQ(trainer.Read(unit)[1] == 1.0f, absent(unit)) << unit;
+    }
+  });
+}
+
 // One rank's infinity in another rank's shard: all skip, and the next step is the first.
 TEST(NumericsCases, NUM_14) {
   for (const int64_t elems : {10, 4 * 256}) {  // 256 elements a shard at least
@@ -140,6 +168,18 @@ TEST(NumericsCases, NUM_16_ASumThatOverflowsIsSkipped) {
   });
 }
 
+// Large but finite is clipped, not skipped.
+TEST(NumericsCases, NUM_16_ALargeNormIsClipped) {
+  RunStages({1, 2}, [](EngineOptions options, int, Communicator ranks) {
+    options.clip_grad_norm = 1.0;
+    Trainer trainer(options, ranks, Tensors({2}), Constant(1));
+    EXPECT_NEAR(trainer.Step(Gradients({{3e30f, 4e30f}})).grad_norm, 5e30, 1e24);
+    const std::vector<float> moment1 = trainer.Read(0, StateKind::kMoment1);
+    EXPECT_NEAR(moment1[0], 0.06, 1e-7);
+    EXPECT_NEAR(moment1[1], 0.08, 1e-7);
+  });
+}
+
 // The norm is of the averaged gradient, over all shards; the same double for every world and stage.
 TEST(NumericsCases, NUM_20) {
   for (const int64_t elems : {10, 10 * 300}) {
@@ -167,6 +207,18 @@ TEST(NumericsCases, NUM_22) {
   });
 }
 
+// A tensor that model-parallel ranks replicate is counted by its share.
+TEST(NumericsCases, NUM_22_NormWeight) {
+  RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {
+    ModelSpec model = Tensors({1, 300, 2});
+    model.parameters[1].norm_weight = 0.25;
+    model.parameters[2].norm_weight = 0.5;
+    Trainer trainer(options, ranks, model, Constant(0));
+    const StepStats stats = trainer.Step(Gradients({{3}, {2}, {4}}));
+    EXPECT_NEAR(stats.grad_norm, std::sqrt(9 + 0.25 * 300 * 4 + 0.5 * 2 * 16), 1e-6);
+  });
+}
+
 // The gradient is the mean over ranks and micro-batches; the sum when that is asked for.
 TEST(NumericsCases, NUM_26) {
   RunStages({2}, [](EngineOptions options, int rank, Communicator ranks) {
@@ -180,6 +232,22 @@ TEST(NumericsCases, NUM_26) {
       EXPECT_NEAR(trainer.Read(0, StateKind::kGradient)[0], expected, 1e-6);
       EXPECT_NEAR(trainer.Read(0, StateKind::kMoment1)[0], 0.1 * expected, 1e-6);
       EXPECT_NEAR(trainer.Read(0, StateKind::kMoment2)[0], 0.001 * expected * expected, 1e-6);
+    }
+  });
+}
+
+// A unit that reports in one of two micro-batches is zero in the other.
+TEST(NumericsCases, NUM_26_AUnitThatReportsInSomeMicroBatches) {
+  RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
+    for (const bool first : {false, true}) {
+      Trainer trainer(options, ranks, TensorsInUnits({300, 20}), Constant(0));
+      const std::vector<UnitId> both = {0, 1};
+      const std::vector<UnitId> one = {0};
+      trainer.MicroBatch(Gradients({{1}, {8}}), false, first ? both : one);
+      trainer.MicroBatch(Gradients({{3}, {8}}), true, first ? one : both);
+      EXPECT_TRUE(trainer.Step().applied);
+      for (const float value : trainer.Read(0, StateKind::kGradient)) EXPECT_EQ(value, 2.0f);
+      for (const float value : trainer.Read(1, StateKind::kGradient)) EXPECT_EQ(value, 4.0f);
     }
   });
 }

@@ -63,7 +63,7 @@ TEST(PartitioningCases, PAR_06) {
   // The same shapes, large enough that every rank has a part of several buckets.
   const ModelSpec large = {
       {{"a", {7, 97}}, {"b", {5, 3, 131}}, {"c", {1}}, {"d", {11, 89}}, {"e", {3001}}},
-      {{"front", {"a", "b"}, {}}, {"back", {"c", "d", "e"}, {}}}};
+      {{"front", {"a", "b"}, {}}, {"back", {"e", "c", "d"}, {}}}};
   RunStages({1, 2, 3, 4, 5, 6, 7, 8}, [&](EngineOptions options, int, Communicator ranks) {
     options.bucket_elems = 1024;
     options.record_elems = 512;
@@ -264,6 +264,25 @@ TEST(PartitioningCases, PAR_20) {
     EXPECT_NEAR(stats.grad_norm, std::sqrt(110.0), 1e-6);
     for (const float value : trainer.Read(0)) EXPECT_NEAR(value, 0.9, 1e-6);
     for (const float value : trainer.Read(0, StateKind::kMoment1)) EXPECT_NEAR(value, 0.1, 1e-6);
+  });
+}
+
+// A user of the tied weight that reports alone, in one micro-batch of two.
+TEST(PartitioningCases, PAR_20_OnlyTheUserReports) {
+  RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
+    const ModelSpec model = {{{"table", {100}}}, {{"in", {"table"}, {}}, {"out", {}, {"table"}}}};
+    Trainer trainer(options, ranks, model, Constant(1));
+    for (const bool last : {false, true}) {
+      ASSERT_TRUE(trainer.engine().BeginMicroBatch(1.0, last).ok());
+      ASSERT_TRUE(trainer.engine().Acquire(1, AcquireMode::kBackward).ok());
+      if (last) trainer.Gradient(0)[99] += 3.0f;
+      ASSERT_TRUE(trainer.engine().GradReady(1).ok());
+      ASSERT_TRUE(trainer.engine().Release(1).ok());
+    }
+    EXPECT_TRUE(trainer.Step().applied);
+    const std::vector<float> gradient = trainer.Read(0, StateKind::kGradient);
+    EXPECT_EQ(gradient[98], 0.0f);
+    EXPECT_EQ(gradient[99], 1.5f);
   });
 }
 

@@ -1,0 +1,51 @@
+// COM-12: a caller that started MPI itself at the lowest thread level, gives a part of the job and
+// finalizes MPI itself. Collectives run inside the engine's calls, which is said once.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/ranks.h"
+#include "tests/support/toy9.h"
+#include "tests/support/trainer.h"
+#include "zerohold/mpi.h"
+
+namespace zerohold::testing {
+namespace {
+
+TEST(CommunicationCases, COM_12) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  const bool in_part = rank < 2;
+  MPI_Comm part = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, in_part ? 0 : MPI_UNDEFINED, 0, &part);
+  if (!in_part) return;  // the third rank makes no call of ours
+  StatusOr<Communicator> ranks = MpiCommunicator(part);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  MPI_Comm_free(&part);
+  for (const int stage : {0, 1}) {
+    std::vector<std::string> said;
+    EngineOptions options = Toy9::Options(OptionsOfStage(stage));
+    options.notice = [&](const std::string& text) { said.push_back(text); };
+    for (const int micro_batches : {1, 3}) {
+      Toy9::Check(Toy9::Train(options, *ranks, Toy9::Model(), micro_batches));
+    }
+    if (rank > 0) {
+      EXPECT_THAT(said, ::testing::IsEmpty());
+    } else {
+      EXPECT_THAT(said, ::testing::SizeIs(2));  // two engines
+      EXPECT_THAT(said, ::testing::Each(::testing::HasSubstr("MPI_THREAD_MULTIPLE")));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerohold::testing
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  int level = -1;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &level);
+  int failed = RUN_ALL_TESTS();
+  MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+  MPI_Finalize();
+  return failed;
+}

@@ -1,0 +1,192 @@
+// From Create to Close: engines one after another and side by side, calls after the end, and what
+// is left behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "tests/support/ranks.h"
+#include "tests/support/trainer.h"
+
+namespace zerohold::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string Text(const Status& status) { return std::string(status.message()); }
+
+// Of this process: others of ours may be running.
+std::vector<std::string> SharedMemoryNames() {
+  std::vector<std::string> names;
+  const std::string own = "zerohold." + std::to_string(getpid()) + ".";
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(own)) names.push_back(name);
+  }
+  return names;
+}
+
+int64_t OpenFiles() {
+  return std::ranges::distance(std::filesystem::directory_iterator("/proc/self/fd"));
+}
+
+// The names are gone as soon as all ranks have opened the segment, so that no way to end, a kill
+// among them, can leave one.
+TEST(OffloadCases, OFF_18_NothingIsLeftInSharedMemory) {
+  const int64_t files = OpenFiles();
+  RunStages({1, 2, 3}, [](const EngineOptions& options, int, Communicator ranks) {
+    Trainer trainer(options, ranks, Tensors({5000}), Constant(1));
+    EXPECT_THAT(SharedMemoryNames(), IsEmpty());
+    trainer.Step(Gradients({{1}}));
+    EXPECT_TRUE(trainer.engine().Close().ok());
+    EXPECT_THAT(SharedMemoryNames(), IsEmpty());
+  });
+  // A Create that fails on one rank.
+  RunRanks(2, [](int rank, const Communicator& ranks) {
+    const ModelSpec model = Tensors({rank + 1});
+    EXPECT_FALSE(Engine::Create(OptionsOfStage(1), {ranks}, model.parameters, model.units).ok());
+  });
+  EXPECT_THAT(SharedMemoryNames(), IsEmpty());
+  EXPECT_EQ(OpenFiles(), files);
+}
+
+TEST(Lifetime, EnginesFollowEachOtherOnOneCommunicator) {
+  RunStages({1, 2, 3}, [](const EngineOptions& options, int, Communicator ranks) {
+    std::vector<float> first;
+    for (int i = 0; i < 5; ++i) {
+      Trainer trainer(options, ranks, Tensors({3000}), Constant(1));
+      trainer.Step(Gradients({{0.5f}}));
+      const std::vector<float> states = trainer.ReadStates();
+      if (i == 0) first = states;
+      EXPECT_EQ(states, first);
+      if (i % 2 == 0) {
+        EXPECT_TRUE(trainer.engine().Close().ok());
+      }
+    }
+  });
+}
+
+TEST(Lifetime, EnginesSideBySideOnTwoCommunicators) {
+  const std::vector<Communicator> second = ThreadCommunicators(2);
+  RunRanks(2, [&](int rank, const Communicator& ranks) {
+    Trainer one(OptionsOfStage(0), ranks, Tensors({3000}), Constant(1));
+    Trainer two(OptionsOfStage(1), second[rank], Tensors({3000}), Constant(1));
+    for (int step = 0; step < 3; ++step) {
+      one.MicroBatch(Gradients({{0.5f}}));
+      two.MicroBatch(Gradients({{0.5f}}));
+      one.Step();
+      two.Step();
+    }
+    EXPECT_EQ(one.ReadStates(), two.ReadStates());
+  });
+}
+
+// A mistake in Create leaves the communicator usable.
+TEST(Lifetime, ACreateThatFailsCanBeTriedAgain) {
+  RunStages({1, 2, 3}, [](const EngineOptions& options, int rank, Communicator ranks) {
+    ModelSpec model = Tensors({30});
+    if (rank == 0) model.parameters[0].group = 1;
+    const Status status = Engine::Create(options, {ranks}, model.parameters, model.units).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Text(status), HasSubstr("rank 0: parameter a: group is 1"));
+    Trainer trainer(options, ranks, Tensors({30}), Constant(1));
+    EXPECT_TRUE(trainer.Step(Gradients({{1}})).applied);
+  });
+}
+
+TEST(Lifetime, AfterCloseEveryCallSaysSo) {
+  RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
+    Trainer trainer(options, ranks, Tensors({30}), Constant(1));
+    Engine& engine = trainer.engine();
+    EXPECT_TRUE(engine.Close().ok());
+    EXPECT_TRUE(engine.Close().ok());
+    float value = 0;
+    for (const Status& status :
+         {engine.BeginMicroBatch(), engine.Acquire(0, AcquireMode::kForward), engine.Release(0),
+          engine.GradReady(0), engine.SetGroup(0, {}), engine.Step().status(), engine.Quiesce(),
+          engine.Read(0, StateKind::kMaster, 0, {&value, 1}),
+          engine.Write(0, StateKind::kMaster, 0, {&value, 1})}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(Text(status), HasSubstr("closed"));
+    }
+    EXPECT_EQ(engine.TotalElements(), 30);
+  });
+}
+
+// Closing in the middle of a window drops it, whatever is in flight; a rank that is still in it may
+// hear that a peer has left, and nobody waits.
+TEST(Lifetime, CloseInTheMiddleOfAWindow) {
+  RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {
+    options.bucket_elems = 256;
+    options.communication_timeout_s = 600;
+    Trainer trainer(options, ranks, TensorsInUnits({5000, 5000}), Constant(1));
+    Status status = trainer.engine().BeginMicroBatch();
+    for (UnitId unit = 1; unit >= 0 && status.ok(); --unit) {
+      status = trainer.TryBackward(unit, Gradients({{1}, {1}}));
+    }
+    EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
+    status = trainer.engine().Close();
+    EXPECT_TRUE(status.ok() || absl::IsAborted(status)) << status;
+    EXPECT_THAT(SharedMemoryNames(), IsEmpty());
+  });
+}
+
+// A model without anything to update: its steps do nothing.
+TEST(Lifetime, ModelsWithoutWork) {
+  RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {
+    options.clip_grad_norm = 1.0;
+    ModelSpec frozen = Tensors({30, 0});
+    for (ParameterSpec& spec : frozen.parameters) spec.frozen = true;
+    for (const ModelSpec& model : {frozen, Tensors({0, 0})}) {
+      Trainer trainer(options, ranks, model, Constant(2));
+      const StepStats stats = trainer.Step(Gradients({{}, {}}));
+      EXPECT_TRUE(stats.applied);
+      EXPECT_EQ(stats.grad_norm, 0.0);
+      EXPECT_EQ(stats.clip_factor, 1.0);
+      for (const float value : trainer.ReadAll()) EXPECT_EQ(value, 2.0f);
+    }
+    // Not even a unit that could report.
+    Trainer trainer(options, ranks, ModelSpec(), Constant(2));
+    EXPECT_EQ(trainer.TryStep(Gradients({})).status().code(),
+              absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(trainer.engine().Close().ok());
+  });
+}
+
+// Any thread may call, one call at a time.
+TEST(Lifetime, CallsFromManyThreads) {
+  RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
+    Trainer trainer(options, ranks, TensorsInUnits({300, 40}), Constant(1));
+    const auto elsewhere = [](const std::function<void()>& call) { std::thread(call).join(); };
+    for (int step = 1; step <= 3; ++step) {
+      elsewhere([&] { EXPECT_TRUE(trainer.engine().BeginMicroBatch().ok()); });
+      elsewhere([&] { trainer.Backward(1, Gradients({{}, {1}})); });
+      trainer.Backward(0, Gradients({{1}, {}}));
+      elsewhere([&] { EXPECT_EQ(trainer.Step().step, step); });
+    }
+    elsewhere([&] { EXPECT_TRUE(trainer.engine().Close().ok()); });
+  });
+}
+
+// A frozen parameter keeps what was written, and has no gradient and no moments.
+TEST(Lifetime, FrozenParametersBesideTrainedOnes) {
+  RunStages({1, 2, 3}, [](const EngineOptions& options, int, Communicator ranks) {
+    ModelSpec model = Tensors({300, 40, 500});
+    model.parameters[1].frozen = true;
+    Trainer trainer(options, ranks, model, Constant(3));
+    EXPECT_EQ(trainer.engine().Gradient(1).data, nullptr);
+    trainer.Step(Gradients({{1}, {}, {2}}));
+    EXPECT_EQ(trainer.Read(1), std::vector<float>(40, 3.0f));
+    EXPECT_NE(trainer.Read(0), std::vector<float>(300, 3.0f));
+    float value = 0;
+    const Status status = trainer.engine().Read(1, StateKind::kMoment1, 0, {&value, 1});
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(Text(status), HasSubstr("parameter b is frozen"));
+  });
+}
+
+}  // namespace
+}  // namespace zerohold::testing
