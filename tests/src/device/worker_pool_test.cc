@@ -31,6 +31,26 @@ TEST(WorkerPool, RunsEveryIndexOnce) {
   }
 }
 
+// The caller's own share is quick, the workers' is slow: it returns with theirs done, not with its
+// own.
+TEST(WorkerPool, ReturnsWhenAllIsDone) {
+  struct Work {
+    std::thread::id caller = std::this_thread::get_id();
+    std::vector<int> counts = std::vector<int>(12);
+    static void Run(void* context, int64_t i) {
+      Work& work = *static_cast<Work*>(context);
+      const bool quick = std::this_thread::get_id() == work.caller;
+      std::this_thread::sleep_for(std::chrono::microseconds(quick ? 100 : 3000));
+      ++work.counts[i];
+    }
+  } work;
+  WorkerPool pool(3);
+  for (int loop = 1; loop <= 10; ++loop) {
+    pool.ParallelFor(12, &Work::Run, &work);
+    ASSERT_EQ(std::ranges::count(work.counts, loop), 12);
+  }
+}
+
 // Workers that wake late meet the next loops, with other bodies and contexts.
 TEST(WorkerPool, LoopsDoNotMix) {
   WorkerPool pool(4);
