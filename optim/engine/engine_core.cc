@@ -111,12 +111,11 @@ void EngineCore::BeginMicroBatch(Call& call) {
   Answer(call, std::move(status));
 }
 
-// Reductions start only in the last micro-batch or in Step, when the count is final. A step without
-// a micro-batch is refused, but its collectives run.
+// Reductions, which read it, start only in the last micro-batch or in Step: the count is final
+// then, and none is written after. A step without a micro-batch is refused, so any divisor will do.
 void EngineCore::SetDivisor() {
   const bool sum = input_.options.reduction == GradientReduction::kSum;
-  const int64_t micro_batches = std::max<int64_t>(1, window_.micro_batches());
-  divisor_ = sum ? 1.0f : static_cast<float>(communicator_.size() * micro_batches);
+  divisor_ = sum ? 1.0f : static_cast<float>(communicator_.size() * window_.micro_batches());
 }
 
 void EngineCore::Acquire(Call& call) {
@@ -179,7 +178,6 @@ void EngineCore::BeginStep(Call& call) {
   step_call_ = &call;
   step_local_ = window_.CheckStep();
   consistency_.SetMicroBatches(window_.micro_batches());
-  SetDivisor();
   ZeroUnstarted();
   stall_since_ns_ = telemetry::NowNs();
   step_.Request();
