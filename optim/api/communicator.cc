@@ -1,3 +1,4 @@
+// The handle on a group of ranks, and the groups that need no MPI.
 #include "zerohold/communicator.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// What this build has and what this machine takes.
 #include "zerohold/info.h"
 
 #include "optim/kernels/update.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/float_mode.h"
 #include "src/base/hash.h"
 
 namespace zerohold::engine {
@@ -36,6 +37,7 @@ absl::Status EngineCore::Stop() {
 EngineCore::~EngineCore() { Stop().IgnoreError(); }
 
 void EngineCore::Loop() {
+  const base::StandardFloatMode floats;
   while (true) {
     Event event = queue_.Pop();
     if (event.kind == Event::Kind::kStop) return;

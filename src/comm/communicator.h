@@ -1,11 +1,14 @@
-// Carries collectives, in the order given, among the ranks of one group. It carries; sums are made by our
-// own loop, in the order of layout::SumOrder, never by a message library.
+// Carries collectives, in the order given, among the ranks of one group. It carries; sums are made
+// by our own loop, in the order of layout::SumOrder, never by a message library.
 //
-// Threads: one at a time; every verb blocks. All verbs are collective: all ranks call them in the same order
-// with the same label, sizes and pieces. Every verb may end with
+// Threads: one at a time; every verb blocks. All verbs are collective: all ranks call them in the
+// same order with the same label, sizes and pieces. Every verb may end with
 //   DeadlineExceeded  naming the operation and the ranks that have not come within the timeout,
-//   Aborted           naming the operation, and the rank whose operation was another one (checked order).
-// After either the communicator is broken: every later verb gives the same status at once.
+//   Aborted           naming the operation, and the rank whose operation was another one (checked
+//                     order),
+//   what another rank ended with, naming that rank (Aborted when it was cancelled).
+// After any of them the communicator is broken: every later verb gives the same status at once, and
+// ranks that wait for this one hear why it does not come.
 #pragma once
 
 #include <absl/status/status.h>
@@ -27,9 +30,9 @@ namespace zerohold::comm {
 // Strings outlive the verb.
 struct Label {
   const char* verb;
-  const char* item = "";      // "bucket", "parameter"; "" for none
-  int64_t index = -1;         // of the item; -1 for none
-  std::string_view of = {};   // unit or parameter name; empty for none
+  const char* item = "";     // "bucket", "parameter"; "" for none
+  int64_t index = -1;        // of the item; -1 for none
+  std::string_view of = {};  // unit or parameter name; empty for none
 };
 std::string ToString(const Label& label);
 
@@ -41,11 +44,11 @@ struct Piece {
 };
 
 struct ReduceScatterOperands {
-  const void* addends = nullptr;  // this rank's contribution to the whole bucket
-  DType dtype = DType::kFloat32;  // of addends and of out
+  const void* addends = nullptr;          // this rank's contribution to the whole bucket
+  DType dtype = DType::kFloat32;          // of addends and of out
   std::span<const layout::Range> shards;  // of each rank, elements from `addends`; world of them
-  // Receives (sum over ranks, in fp32 and tree order) / divisor, rounded once to dtype, of the own shard. May
-  // be the own shard's place in `addends`; else it does not overlap it.
+  // Receives (sum over ranks, in fp32 and tree order) / divisor, rounded once to dtype, of the own
+  // shard. May be the own shard's place in `addends`; else it does not overlap it.
   void* out = nullptr;
   float divisor = 1.0f;
   base::NormBins* norm = nullptr;  // gets the squares of `out`, as rounded; null for none
@@ -76,8 +79,9 @@ class Communicator {
   void Configure(const CommunicatorSettings& settings) { settings_ = settings; }
   const CommunicatorSettings& settings() const { return settings_; }
 
-  // Any thread, not blocking: the verb at hand and all later ones end with Cancelled within milliseconds,
-  // without waiting for a peer (an owner that goes away on an error must not hang in a collective).
+  // Any thread, not blocking: the verb at hand and all later ones end with Cancelled within
+  // milliseconds, without waiting for a peer (an owner that goes away on an error must not hang in
+  // a collective).
   virtual void Cancel() = 0;
 
   // Memory that ReduceScatter works in; it outlives its use. See ScratchBytes.
@@ -85,27 +89,30 @@ class Communicator {
   // Enough for buckets whose longest shard has `max_shard_elems`.
   static int64_t ScratchBytes(int64_t max_shard_elems, DType dtype, int world);
 
-  // In place: after it, every rank has every piece. Pieces do not overlap; a rank may own several or none.
-  virtual absl::Status AllGather(const Label& label, void* buffer, std::span<const Piece> pieces) = 0;
+  // In place: after it, every rank has every piece. Pieces do not overlap; a rank may own several
+  // or none.
+  virtual absl::Status AllGather(const Label& label, void* buffer,
+                                 std::span<const Piece> pieces) = 0;
   // Requires: SetScratch with enough.
   virtual absl::Status ReduceScatter(const Label& label, const ReduceScatterOperands& operands) = 0;
   virtual absl::Status Broadcast(const Label& label, void* buffer, int64_t bytes, int root) = 0;
-  // In place, element by element over ranks: bits are or-ed, maxima maximised, sums added (all exact and free
-  // of order). One exchange for all three.
-  virtual absl::Status AllReduce(const Label& label, std::span<int64_t> bits, std::span<int64_t> maxima,
-                                 std::span<int64_t> sums) = 0;
+  // In place, element by element over ranks: bits are or-ed, maxima maximised, sums added (all
+  // exact and free of order). One exchange for all three.
+  virtual absl::Status AllReduce(const Label& label, std::span<int64_t> bits,
+                                 std::span<int64_t> maxima, std::span<int64_t> sums) = 0;
 
  protected:
   CommunicatorSettings settings_;
   std::span<std::byte> scratch_;
 };
 
-// One verdict out of all ranks': OK when all bring OK, else, on every rank, the status of the lowest rank that
-// failed, with "rank R: " before its text. Collective.
+// One verdict out of all ranks': OK when all bring OK, else, on every rank, the status of the
+// lowest rank that failed, with "rank R: " before its text. Collective.
 absl::Status Agree(Communicator& communicator, const absl::Status& mine);
 
-// OK when every rank brings the same text. Else FailedPrecondition, the same on all ranks: the lowest rank that
-// differs from rank 0, `what`, and the first line that differs as rank 0 and as that rank have it. Collective.
+// OK when every rank brings the same text. Else FailedPrecondition, the same on all ranks: the
+// lowest rank that differs from rank 0, `what`, and the first line that differs as rank 0 and as
+// that rank have it. Collective.
 absl::Status AgreeOnText(Communicator& communicator, std::string_view what, std::string_view text);
 
 }  // namespace zerohold::comm

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "src/base/blocking_queue.h"
+#include "src/base/float_mode.h"
 
 namespace zerohold::comm {
 
@@ -19,6 +20,7 @@ struct Executor::Impl {
 
   // The own thread: until the task that runs nothing.
   void Run() {
+    const base::StandardFloatMode floats;
     for (Task task = tasks.Pop(); task.run != nullptr; task = tasks.Pop()) {
       task.run(task.context, task.argument);
       Changed();
@@ -62,6 +64,7 @@ void Executor::Wait(bool (*finished)(void* context), void* context) {
     std::optional<Task> task;
     if (!own_thread()) task = impl_->tasks.TryPop();
     if (task) {
+      const base::StandardFloatMode floats;
       task->run(task->context, task->argument);
       impl_->Changed();
     }

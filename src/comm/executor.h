@@ -1,5 +1,5 @@
-// Runs posted tasks in their order: on its own thread (the communication thread), or, where the message
-// library allows only the caller's threads, inside calls that the caller makes anyway.
+// Runs posted tasks in their order: on its own thread (the communication thread), or, where the
+// message library allows only the caller's threads, inside calls that the caller makes anyway.
 //
 // Threads: Post from any thread. Allocates nothing once as many tasks as ever wait have waited.
 #pragma once
@@ -23,8 +23,8 @@ class Executor {
   bool own_thread() const;
   void Post(Task task);
 
-  // Without an own thread: runs tasks on the calling thread as they come, until `finished(context)` is true;
-  // checked after every task and after every Wake. With an own thread: sleeps until then.
+  // Without an own thread: runs tasks on the calling thread as they come, until `finished(context)`
+  // is true; checked after every task and after every Wake. With an own thread: sleeps until then.
   void Wait(bool (*finished)(void* context), void* context);
   void Wake();
 

@@ -13,8 +13,6 @@
 //  3. MPI's errors come back as codes; nothing here aborts.
 #include "src/comm/mpi_transport.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -27,6 +25,7 @@
 #include <vector>
 
 #include "src/base/status_macros.h"
+#include "src/comm/backoff.h"
 #include "src/comm/label.h"
 #include "src/comm/point_to_point.h"
 
@@ -35,39 +34,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How a wait spends its time: at first it polls, since small messages take microseconds; then it
-// gives the core to others, who may be the ranks it waits for; then it sleeps, since compute
-// threads share it.
-class Backoff {
- public:
-  void Pause() {
-    ++polls_;
-    if (polls_ <= kSpins) return;
-    if (polls_ <= kSpins + kYields) {
-      sched_yield();
-      return;
-    }
-    std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(2 * sleep_, kLongestSleep);
-  }
-  void Progressed() { *this = {}; }
-
- private:
-  static constexpr int kSpins = 20;
-  static constexpr int kYields = 100;
-  static constexpr std::chrono::microseconds kLongestSleep{200};
-  int polls_ = 0;
-  std::chrono::microseconds sleep_{20};
-};
-
 // Data up to this length travel with the greeting, which MPIs send at once.
 constexpr int64_t kShortBytes = 2048;
 
+// The messages from one rank to another in one exchange: their whole length, and a hash of each
+// one's.
+struct Sizes {
+  void Add(int64_t message_bytes) {
+    bytes += message_bytes;
+    hash = (hash + static_cast<uint64_t>(message_bytes) + 1) * 0x9e3779b97f4a7c15u;
+  }
+  int64_t bytes = 0;
+  uint64_t hash = 0;
+};
+
 struct Greeting {
   uint32_t tag;
-  int64_t outgoing_bytes;  // for the rank that is greeted
-  int64_t incoming_bytes;  // expected from it
-  int64_t part_bytes;      // longest part that data are cut into
+  Sizes outgoing;      // for the rank that is greeted
+  Sizes incoming;      // expected from it
+  int64_t part_bytes;  // longest part that data are cut into
   char label[kLabelBytes];
   std::byte data[kShortBytes];  // the outgoing ones, one after the other, if they are short
 };
@@ -211,20 +196,20 @@ absl::Status MpiCommunicator::Greet(const Operation& operation) {
   unfinished_ = 0;
   std::fill(mentioned_.begin(), mentioned_.end(), false);
   for (const Incoming& message : operation.incoming) {
-    GreetingFor(operation.call, message.peer).incoming_bytes += message.bytes;
+    GreetingFor(operation.call, message.peer).incoming.Add(message.bytes);
   }
   for (const Outgoing& message : operation.outgoing) {
     Greeting& greeting = GreetingFor(operation.call, message.peer);
-    if (greeting.outgoing_bytes + message.bytes <= kShortBytes) {
+    if (greeting.outgoing.bytes + message.bytes <= kShortBytes) {
       std::copy_n(static_cast<const std::byte*>(message.data), message.bytes,
-                  greeting.data + greeting.outgoing_bytes);
+                  greeting.data + greeting.outgoing.bytes);
     }
-    greeting.outgoing_bytes += message.bytes;
+    greeting.outgoing.Add(message.bytes);
   }
   for (const int peer : awaited_) {
     const Greeting& greeting = greetings_[peer];
     size_t bytes = offsetof(Greeting, data);
-    if (greeting.outgoing_bytes <= kShortBytes) bytes += greeting.outgoing_bytes;
+    if (greeting.outgoing.bytes <= kShortBytes) bytes += greeting.outgoing.bytes;
     MPI_Request request = MPI_REQUEST_NULL;
     ZH_RETURN_IF_ERROR(Check(operation.call, peer,
                              MPI_Isend(&greeting, static_cast<int>(bytes), MPI_BYTE, peer,
@@ -240,8 +225,8 @@ Greeting& MpiCommunicator::GreetingFor(const Call& call, int peer) {
     mentioned_[peer] = true;
     awaited_.push_back(peer);
     greeting.tag = call.tag;
-    greeting.outgoing_bytes = 0;
-    greeting.incoming_bytes = 0;
+    greeting.outgoing = {};
+    greeting.incoming = {};
     greeting.part_bytes = PartBytes();
     std::copy_n(call.text, kLabelBytes, greeting.label);
   }
@@ -276,21 +261,22 @@ absl::Status MpiCommunicator::TakeGreeting(const Operation& operation, int peer,
 
   const Greeting& ours = greetings_[peer];
   if (arrived_.tag != ours.tag) return OtherOperation(call, peer, arrived_.label);
-  if (arrived_.outgoing_bytes != ours.incoming_bytes) {
-    return WrongSize(call, peer, arrived_.outgoing_bytes, ours.incoming_bytes);
+  if (arrived_.outgoing.bytes != ours.incoming.bytes) {
+    return WrongSize(call, peer, arrived_.outgoing.bytes, ours.incoming.bytes);
   }
-  if (arrived_.incoming_bytes != ours.outgoing_bytes) {
-    return WrongSize(call, peer, arrived_.incoming_bytes, ours.outgoing_bytes);
+  if (arrived_.incoming.bytes != ours.outgoing.bytes) {
+    return WrongSize(call, peer, arrived_.incoming.bytes, ours.outgoing.bytes);
   }
-  if (arrived_.part_bytes != ours.part_bytes) {
-    return WrongSize(call, peer, arrived_.part_bytes, ours.part_bytes);
+  if (arrived_.outgoing.hash != ours.incoming.hash ||
+      arrived_.incoming.hash != ours.outgoing.hash || arrived_.part_bytes != ours.part_bytes) {
+    return OtherOperation(call, peer, arrived_.label);
   }
   ZH_RETURN_IF_ERROR(ReceiveData(operation, peer));
   return SendData(operation, peer);
 }
 
 absl::Status MpiCommunicator::ReceiveData(const Operation& operation, int peer) {
-  const std::byte* with_greeting = arrived_.outgoing_bytes <= kShortBytes ? arrived_.data : nullptr;
+  const std::byte* with_greeting = arrived_.outgoing.bytes <= kShortBytes ? arrived_.data : nullptr;
   for (const Incoming& message : operation.incoming) {
     if (message.peer != peer) continue;
     auto* data = static_cast<std::byte*>(message.data);
@@ -309,7 +295,7 @@ absl::Status MpiCommunicator::ReceiveData(const Operation& operation, int peer) 
 }
 
 absl::Status MpiCommunicator::SendData(const Operation& operation, int peer) {
-  if (greetings_[peer].outgoing_bytes <= kShortBytes) return absl::OkStatus();  // it had them
+  if (greetings_[peer].outgoing.bytes <= kShortBytes) return absl::OkStatus();  // it had them
   for (const Outgoing& message : operation.outgoing) {
     if (message.peer != peer) continue;
     const auto* data = static_cast<const std::byte*>(message.data);

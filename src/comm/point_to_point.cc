@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "src/base/align.h"
@@ -70,7 +71,7 @@ absl::Status PointToPointCommunicator::ReduceScatter(const Label& label,
   const std::span<const layout::Range> shards = operands.shards;
   ZH_CHECK(static_cast<int>(shards.size()) == size_, shards.size(), size_);
   const int64_t elem_bytes = SizeOf(operands.dtype);
-  Shape shape{.messages = 1};
+  Shape shape{.messages = 1, .hash = static_cast<uint64_t>(operands.dtype)};
   for (const layout::Range& shard : shards) {
     shape.bytes += shard.size() * elem_bytes;
     if (settings_.check_order) shape.hash = Mix(shape.hash, std::array{shard.begin, shard.end});

@@ -9,8 +9,7 @@
 //  1. In AllReduce and ReduceScatter every rank sends to every other one, so that a rank that has
 //     not come is known by its number; empty shards send empty messages.
 //  2. A failed exchange breaks the communicator for good: its status is every later verb's answer.
-//  The
-//     peers are told, so that none of them waits for this rank or reads what it had for them.
+//     The peers are told, so that none of them waits for this rank.
 //  3. Once each verb has run with its largest operands, verbs allocate nothing.
 #pragma once
 
@@ -82,8 +81,7 @@ class PointToPointCommunicator : public Communicator {
   // For the destructors of transports: a cancelled communicator without a verb has told nobody yet.
   void LeaveIfCancelled();
 
-  // Any thread: makes an Exchange that waits look at cancelled() soon. Transports that poll need
-  // not.
+  // Any thread: makes an Exchange that waits look at cancelled(). Transports that poll need it not.
   virtual void Interrupt() {}
   bool broken() const { return !broken_.ok(); }
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }

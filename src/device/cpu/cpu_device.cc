@@ -23,6 +23,7 @@
 
 #include "src/base/align.h"
 #include "src/base/check.h"
+#include "src/base/float_mode.h"
 
 namespace zerohold::device {
 namespace {
@@ -159,6 +160,7 @@ class CpuStream final : public Stream {
   }
 
   void Loop() {
+    const base::StandardFloatMode floats;
     for (uint64_t next = 0;; ++next) {
       {
         std::unique_lock lock(mutex_);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/base/check.h"
+#include "src/base/float_mode.h"
 
 namespace zerohold::device {
 namespace {
@@ -50,6 +51,7 @@ struct WorkerPool::Impl {
   }
 
   void WorkerMain() {
+    const base::StandardFloatMode floats;
     int64_t seen = 0;
     std::unique_lock lock(mutex);
     while (true) {

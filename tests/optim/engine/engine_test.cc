@@ -1,8 +1,10 @@
 // The engine over worlds of threads: stages, buckets, records and threads give the same bits.
 #include <gtest/gtest.h>
+#include <xmmintrin.h>
 
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "tests/support/ranks.h"
 #include "tests/support/trainer.h"
@@ -90,6 +92,35 @@ TEST(Engine, StagesBucketsRecordsAndThreadsGiveTheSameBits) {
 TEST(Engine, MicroBatchesSumInStagesAlike) {
   for (const int world : {1, 2, 3})
     EXPECT_EQ(Train(world, Options(0), 3), Train(world, Options(1), 3));
+}
+
+// Threads inherit the floating-point state of who makes them: a trainer that flushes denormals to
+// zero must not make the engine do so.
+TEST(Engine, KeepsDenormalsWhateverTheTrainerDoes) {
+  const auto moment = [](bool flush) {
+    std::vector<float> moments;
+    std::thread([&] {
+      constexpr unsigned kFlush = 0x8040;  // flush to zero, denormals are zero
+      if (flush) _mm_setcsr(_mm_getcsr() | kFlush);
+      EngineOptions options;
+      options.update_threads = 2;
+      Trainer trainer(options, SelfCommunicator(), {{"w", {100000}}}, {{"all", {"w"}, {}}},
+                      [](ParameterId, int64_t) { return 1.0f; });
+      const float denormal = 1e-40f;
+      trainer.MicroBatch([&](ParameterId, std::span<const float>, std::span<float> gradient) {
+        for (float& value : gradient) std::memcpy(&value, &denormal, sizeof(value));
+      });
+      trainer.Step();
+      moments = trainer.Read(0, StateKind::kMoment1);
+    }).join();
+    return moments;
+  };
+  const std::vector<float> kept = moment(false);
+  const std::vector<float> flushed = moment(true);
+  EXPECT_EQ(std::memcmp(kept.data(), flushed.data(), kept.size() * sizeof(float)), 0);
+  EXPECT_NE(
+      std::memcmp(kept.data(), std::vector<float>(kept.size()).data(), kept.size() * sizeof(float)),
+      0);
 }
 
 }  // namespace

@@ -114,6 +114,23 @@ TEST_P(CommunicatorConformance, OtherSizesAreNeverSilent) {
   }
 }
 
+// The same bytes in all, cut otherwise.
+TEST_P(CommunicatorConformance, OtherPiecesAreNeverSilent) {
+  for (const int64_t unit : {8, 8000}) {
+    Run([unit](Communicator& communicator) {
+      if (communicator.size() == 1) return;
+      const bool other = communicator.rank() == 1;
+      std::vector<std::byte> buffer(3 * unit);
+      const Piece pieces[] = {{0, 0, other ? unit : 2 * unit},
+                              {0, other ? unit : 2 * unit, other ? 2 * unit : unit}};
+      const absl::Status status = communicator.AllGather(kBucket, buffer.data(), pieces);
+      if (communicator.rank() < 2) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+      }
+    });
+  }
+}
+
 TEST_P(CommunicatorConformance, CKP_20_AWaitNamesTheVerbAndTheMissingRanks) {
   Run([](Communicator& communicator) {
     const int world = communicator.size();

@@ -1,3 +1,4 @@
+// The executor: order, both kinds of waiting, no allocation.
 #include "src/comm/executor.h"
 
 #include <gtest/gtest.h>

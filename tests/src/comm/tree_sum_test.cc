@@ -1,3 +1,4 @@
+// The tree sum against a naive one.
 #include "src/comm/tree_sum.h"
 
 #include <gtest/gtest.h>
