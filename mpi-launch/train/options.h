@@ -23,7 +23,7 @@ struct Options {
   int64_t steps = 300;
   int64_t total_steps = 0;  // of the schedule; 0: as `steps`
   int64_t warmup = -1;      // -1: a tenth of the schedule, at most 100
-  double learning_rate = 3e-3;
+  double learning_rate = 1e-3;
   double weight_decay = 0.1;
   double clip = 1.0;
   std::string dtype = "fp32";

@@ -1,0 +1,88 @@
+// Bad input under mpirun: one line that names the thing, exit code 1 on all ranks, nothing hangs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include "tests/launch/program.h"
+
+namespace zerohold::launch_test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// Each rank tells its own exit code, since mpirun tells one alone.
+std::string Telling(const std::string& command) {
+  return "sh -c '\"$0\" \"$@\"; echo exit $?' " + command;
+}
+
+// Two ranks with these flags each.
+Outcome RunTwo(const std::string& flags0, const std::string& flags1) {
+  return RunShell(Mpirun(1) + Telling(TinyTrain(flags0)) + " : -n 1 " + Telling(TinyTrain(flags1)));
+}
+
+void ExpectRefused(const Outcome& outcome, const std::string& names, const std::string& mends) {
+  EXPECT_EQ(outcome.out, "exit 1\nexit 1\n");
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(StartsWith("zh-train: "), HasSubstr(names), HasSubstr(mends)));
+}
+
+TEST(BadInput, OfAllRanks) {
+  const std::string empty = TemporaryPath("empty"), tiny = TemporaryPath("short");
+  std::ofstream(empty).close();
+  std::ofstream(tiny) << std::string(32, 'x');
+  const struct {
+    std::string flags, names, mends;
+  } cases[] = {
+      {"--data /no/such/path", "--data /no/such/path does not exist", "give files or folders"},
+      {"--data " + empty, empty + " holds no bytes", "give files or folders"},
+      {"--data " + tiny, "holds 32 bytes, and one sample of --context 32 takes 33", "more text"},
+      {"--width 33", "--width 33 is no multiple of --heads 2", "the heads divide"},
+      {"--dtype fp8", "--dtype fp8 is unknown", "give fp32, bf16 or fp16"},
+      {"--zero-stage 3", "zero_stage is 3", "give 0 or 1"},
+      {"--no-such-flag", "--no-such-flag", "--help"},
+      {"--log /no/such/folder/log", "--log /no/such/folder/log", "give a file"},
+      {"--trace /no/such/folder/t", "--trace /no/such/folder/t", "give a file"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.flags);
+    ExpectRefused(RunTwo(c.flags, c.flags), c.names, c.mends);
+  }
+  std::remove(empty.c_str());
+  std::remove(tiny.c_str());
+}
+
+TEST(BadInput, OfRanksThatDisagree) {
+  const struct {
+    std::string flags0, flags1, names;
+  } cases[] = {
+      {"", "--width 64", "rank 1: width=64, but width=32 on rank 0"},
+      {"--seed 7", "", "rank 1: seed=1, but seed=7 on rank 0"},
+      {"--recompute", "", "rank 1: recompute=false, but recompute=true on rank 0"},
+      {"", "--steps 7", "rank 1: steps=7, but steps=6 on rank 0"},
+      {"", "--data /usr/share/common-licenses/BSD", "rank 1: data=1499 bytes"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.flags0 + " : " + c.flags1);
+    ExpectRefused(RunTwo(c.flags0, c.flags1), c.names, "give every rank the same");
+  }
+}
+
+TEST(BadInput, OfOneRankAlone) {
+  ExpectRefused(RunTwo("", "--heads 0"), "rank 1: --heads is 0", "give 1 or more");
+  ExpectRefused(RunTwo("", "--data /no/such/path"), "rank 1: --data /no/such/path", "give files");
+  ExpectRefused(RunTwo("--what", ""), "rank 0: The following argument", "--help");
+}
+
+TEST(BadInput, HelpIsNoError) {
+  const Outcome outcome = RunShell(Mpirun(2) + Program("zh-train") + " --help");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(StartsWith("Trains a small GPT"), HasSubstr("--zero-stage")));
+}
+
+}  // namespace
+}  // namespace zerohold::launch_test

@@ -1,0 +1,36 @@
+// Runs our programs as a user does: from a shell, with or without mpirun.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace zerohold::launch_test {
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+// What `sh -c command` does and says.
+Outcome RunShell(const std::string& command);
+
+// "mpirun FLAGS -q -n RANKS "; append a program, and " : -n RANKS program" for more of them.
+std::string Mpirun(int ranks);
+// Path of a program in bin/.
+std::string Program(const std::string& name);
+
+// "zh-train FLAGS": what `flags` leave open makes a model so small that a run takes a second.
+std::string TinyTrain(const std::string& flags);
+
+// A path that no other test and no other run has.
+std::string TemporaryPath(const std::string& name);
+
+// Runs TinyTrain on `ranks` ranks with a log and gives its lines; a failed run fails the test.
+std::vector<nlohmann::json> TrainAndReadLog(int ranks, const std::string& flags);
+
+// The final line's parameters_hash; "" if there is none.
+std::string HashOf(const std::vector<nlohmann::json>& log);
+
+}  // namespace zerohold::launch_test
