@@ -156,8 +156,8 @@ TEST(Disagreement, OfValuesWritten) {
     trainer.WriteUnit(1, Constant(1));
     EXPECT_EQ(trainer.Step(kGradient).step, 1);
     EXPECT_EQ(trainer.ReadStates(), expected);
-    // Later too, and when one rank alone writes.
-    if (rank == 1) trainer.WriteUnit(0, Constant(2));
+    // Later too, when one rank alone writes, and what all have written before that step.
+    if (rank == 1) trainer.WriteUnit(0, Constant(1));
     EXPECT_THAT(Text(trainer.TryStep(kGradient).status()),
                 HasSubstr("values written to unit unit_a"));
     trainer.WriteUnit(0, Constant(2));
