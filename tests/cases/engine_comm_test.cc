@@ -97,29 +97,25 @@ TEST(CommunicationCases, COM_02_LeavingWaitsForNobody) {
   }
 }
 
-// All ranks call something else than rank 0: with the check both calls are named, without it the
-// wait ends, and no value is exchanged in either.
+// All ranks call something else than rank 0. With the check or without, both calls are named long
+// before the deadline, and no value is exchanged.
 TEST(CommunicationCases, COM_06) {
   for (const bool check : {true, false}) {
     RunStages({2, 3}, [check](EngineOptions options, int rank, Communicator ranks) {
       options.check_collective_order = check;
-      options.communication_timeout_s = check ? 20.0 : 0.5;
+      options.communication_timeout_s = 600.0;
       Trainer trainer(options, ranks, TensorsInUnits({300, 300}), Constant(1));
       trainer.MicroBatch(Gradients({{1}, {2}}), false);
       std::vector<float> out(300, -1.0f);
-      Status status;
-      if (rank == 0) {
-        status = trainer.engine().Read(0, StateKind::kMoment1, 0, out);
-      } else {
-        status = trainer.engine().Step().status();
-      }
+      const auto begin = Clock::now();
+      const Status status = rank == 0 ? trainer.engine().Read(0, StateKind::kMoment1, 0, out)
+                                      : trainer.engine().Step().status();
+      EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));
+      EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+      EXPECT_THAT(Text(status),
+                  AllOf(HasSubstr("Agree"), HasSubstr("ReduceScatter of bucket 1 of unit_b")));
       if (check) {
-        EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
-        EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 0 calls Agree"),
-                                        HasSubstr("rank 1 calls ReduceScatter of bucket 1 of "
-                                                  "unit_b")));
-      } else {
-        ExpectLost(status, "rank");
+        EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 0 calls"), HasSubstr("rank 1 calls")));
       }
       EXPECT_EQ(out, std::vector<float>(300, -1.0f));
       EXPECT_EQ(trainer.engine().Step().status(), status);
