@@ -4,7 +4,7 @@
 #include <absl/container/flat_hash_map.h>
 #include <absl/strings/str_cat.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
@@ -132,7 +132,7 @@ Status Engine::Acquire(UnitId unit, AcquireMode mode) {
     const auto [first, last] = core.layout().SpacesOf(zeroed);
     for (int space = first; space < last; ++space) {
       const layout::FlatSpace& flat = core.layout().spaces()[space];
-      if (!flat.frozen) std::memset(core.memory().Gradients(space), 0, flat.elems * sizeof(float));
+      if (!flat.frozen) std::fill_n(core.memory().Gradients(space), flat.elems, 0.0f);
     }
   }
   return absl::OkStatus();
