@@ -49,9 +49,8 @@ StatusOr<Corpus> ReadCorpus(const Options& options) {
 void Introduce(const Job& job) {
   const Options& o = job.options;
   std::printf(
-      "zh-train: %d rank%s, optimizer %s, %.2f M parameters in %zu units; a step is %lld samples "
-      "of "
-      "%lld bytes\n"
+      "zh-train: %d rank%s, optimizer %s, %.2f M parameters in %zu units\n"
+      "a step is %lld samples of %lld bytes\n"
       "text: %lld files, %zu bytes, unigram entropy %.4f nats a byte\n",
       job.world, job.world == 1 ? "" : "s", o.optimizer.c_str(),
       static_cast<double>(job.model.elems()) / 1e6, job.model.units().size(),
@@ -65,22 +64,27 @@ void Introduce(const Job& job) {
 
 // For what struck this rank alone, or broke what the ranks speak through: an orderly end would wait
 // for peers that do not come, so the reason is told first and nothing is cleaned up.
-[[noreturn]] void Abandon(int rank, int64_t step, std::string reason) {
-  reason = reason.substr(0, reason.find('\n'));  // torch adds where it was thrown
-  std::fprintf(stderr, "zh-train: rank %d, step %lld: %s\n", rank, static_cast<long long>(step),
-               reason.c_str());
+[[noreturn]] void Abandon(int rank, const std::string& when, const std::string& reason) {
+  const std::string line = reason.substr(0, reason.find('\n'));  // torch adds where it was thrown
+  std::fprintf(stderr, "zh-train: rank %d, %s: %s\n", rank, when.c_str(), line.c_str());
   MPI_Abort(MPI_COMM_WORLD, 1);
   std::abort();
 }
 
-StatusOr<StepReport> StepOrAbandon(const Job& job, Trainer& trainer, int64_t step) try {
-  StatusOr<StepReport> report = trainer.Step(step);
-  if (absl::IsAborted(report.status()) || absl::IsDeadlineExceeded(report.status())) {
-    Abandon(job.rank, step, std::string(report.status().message()));
+// True if peers may be gone.
+bool IsBroken(const Status& status) {
+  return absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
+}
+
+StatusOr<StepReport> StepOrAbandon(const Job& job, Trainer& trainer, int64_t step) {
+  const std::string when = "step " + std::to_string(step);
+  try {
+    StatusOr<StepReport> report = trainer.Step(step);
+    if (!IsBroken(report.status())) return report;
+    Abandon(job.rank, when, std::string(report.status().message()));
+  } catch (const std::exception& error) {
+    Abandon(job.rank, when, error.what());
   }
-  return report;
-} catch (const std::exception& error) {
-  Abandon(job.rank, step, error.what());
 }
 
 Status Train(const Job& job, Trainer& trainer, Log& log) {
@@ -150,10 +154,14 @@ Status Run(int argc, char** argv, Communicator& world) {
   return world.Agree(log.Close());
 }
 
-Status RunOrAbandon(int argc, char** argv, Communicator& world) try {
-  return Run(argc, argv, world);
-} catch (const std::exception& error) {
-  Abandon(world.rank(), 0, error.what());
+Status RunOrAbandon(int argc, char** argv, Communicator& world) {
+  try {
+    const Status status = Run(argc, argv, world);
+    if (!IsBroken(status)) return status;
+    Abandon(world.rank(), "outside steps", std::string(status.message()));
+  } catch (const std::exception& error) {
+    Abandon(world.rank(), "outside steps", error.what());
+  }
 }
 
 int Main(int argc, char** argv) {

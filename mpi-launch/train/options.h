@@ -20,7 +20,7 @@ struct Options {
   int64_t context = 128;
   int64_t micro_batch = 8;
   int64_t accumulate = 1;
-  int64_t steps = 300;
+  int64_t steps = 400;
   int64_t total_steps = 0;  // of the schedule; 0: as `steps`
   int64_t warmup = -1;      // -1: a tenth of the schedule, at most 100
   double learning_rate = 1e-3;

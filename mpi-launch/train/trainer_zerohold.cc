@@ -109,10 +109,11 @@ StatusOr<StepReport> ZeroHoldTrainer::Step(int64_t step) {
     report.loss += RunMicroBatch(job_, weights_, step, index, *this);
   }
   CheckGradients();
-  const double micro_batches = static_cast<double>(job_.options.accumulate * job_.world);
-  report.loss = SumOverRanks(report.loss) / micro_batches;
   const StatusOr<StepStats> stats = engine_->Step();
   if (!stats.ok()) return stats.status();
+  // After Step, whose waits have a deadline.
+  const double micro_batches = static_cast<double>(job_.options.accumulate * job_.world);
+  report.loss = SumOverRanks(report.loss) / micro_batches;
   report.grad_norm = stats->grad_norm;
   report.learning_rate = stats->learning_rate;
   report.applied = stats->applied;
