@@ -21,12 +21,12 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "src/base/status_macros.h"
 #include "src/comm/backoff.h"
-#include "src/comm/label.h"
+#include "src/comm/mpi_messages.h"
 #include "src/comm/point_to_point.h"
 
 namespace zerohold::comm {
@@ -34,34 +34,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Data up to this length travel with the greeting, which MPIs send at once.
-constexpr int64_t kShortBytes = 2048;
-
-// The messages from one rank to another in one exchange: their whole length, and a hash of each
-// one's.
-struct Sizes {
-  void Add(int64_t message_bytes) {
-    bytes += message_bytes;
-    hash = (hash + static_cast<uint64_t>(message_bytes) + 1) * 0x9e3779b97f4a7c15u;
-  }
-  int64_t bytes = 0;
-  uint64_t hash = 0;
+// What MPI may still read after its communicator has gone.
+struct Unsent {
+  std::unique_ptr<FarewellMessage> farewell;
+  std::unique_ptr<Greeting[]> greetings;
 };
 
-struct Greeting {
-  uint32_t tag;
-  Sizes outgoing;      // for the rank that is greeted
-  Sizes incoming;      // expected from it
-  int64_t part_bytes;  // longest part that data are cut into
-  char label[kLabelBytes];
-  std::byte data[kShortBytes];  // the outgoing ones, one after the other, if they are short
-};
-
-struct FarewellMessage {
-  int32_t origin;
-  int32_t code;
-  char text[504];  // cut to fit
-};
+// MPI_Finalize deletes what is attached to MPI_COMM_SELF.
+void KeepUntilMpiEnds(Unsent unsent) {
+  int key = MPI_KEYVAL_INVALID;
+  const auto free = [](MPI_Comm, int, void* kept, void*) -> int {
+    delete static_cast<Unsent*>(kept);
+    return MPI_SUCCESS;
+  };
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free, &key, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, key, new Unsent(std::move(unsent)));
+  MPI_Comm_free_keyval(&key);  // once nothing is attached by it
+}
 
 class MpiCommunicator final : public PointToPointCommunicator {
  public:
@@ -90,10 +79,11 @@ class MpiCommunicator final : public PointToPointCommunicator {
     std::span<const Outgoing> outgoing;
     std::span<const Incoming> incoming;
   };
-  // What a request moves.
+  // What a request moves: data of the operands, or a message of our own.
+  enum class Kind : uint8_t { kIncoming, kOutgoing, kOwn };
   struct Transfer {
     int peer;
-    bool incoming;
+    Kind kind;
   };
 
   absl::Status Greet(const Operation& operation);
@@ -214,7 +204,7 @@ absl::Status MpiCommunicator::Greet(const Operation& operation) {
     ZH_RETURN_IF_ERROR(Check(operation.call, peer,
                              MPI_Isend(&greeting, static_cast<int>(bytes), MPI_BYTE, peer,
                                        kGreetingTag, comm_, &request)));
-    Track({peer, /*incoming=*/false}, request);
+    Track({peer, Kind::kOwn}, request);
   }
   return absl::OkStatus();
 }
@@ -285,7 +275,7 @@ absl::Status MpiCommunicator::ReceiveData(const Operation& operation, int peer) 
       with_greeting += message.bytes;
       continue;
     }
-    ZH_RETURN_IF_ERROR(StartParts(operation.call, {peer, /*incoming=*/true}, message.bytes,
+    ZH_RETURN_IF_ERROR(StartParts(operation.call, {peer, Kind::kIncoming}, message.bytes,
                                   [&](int64_t offset, int bytes, MPI_Request* request) {
                                     return MPI_Irecv(data + offset, bytes, MPI_BYTE, peer, kDataTag,
                                                      comm_, request);
@@ -299,7 +289,7 @@ absl::Status MpiCommunicator::SendData(const Operation& operation, int peer) {
   for (const Outgoing& message : operation.outgoing) {
     if (message.peer != peer) continue;
     const auto* data = static_cast<const std::byte*>(message.data);
-    ZH_RETURN_IF_ERROR(StartParts(operation.call, {peer, /*incoming=*/false}, message.bytes,
+    ZH_RETURN_IF_ERROR(StartParts(operation.call, {peer, Kind::kOutgoing}, message.bytes,
                                   [&](int64_t offset, int bytes, MPI_Request* request) {
                                     return MPI_Isend(data + offset, bytes, MPI_BYTE, peer, kDataTag,
                                                      comm_, request);
@@ -384,36 +374,33 @@ void MpiCommunicator::Leave(const Farewell& farewell) {
     if (peer == rank()) continue;
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Isend(message.get(), sizeof(*message), MPI_BYTE, peer, kFarewellTag, comm_, &request);
-    Track({peer, /*incoming=*/false}, request);
+    Track({peer, Kind::kOwn}, request);
   }
   for (size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] != MPI_REQUEST_NULL && transfers_[i].incoming) MPI_Cancel(&requests_[i]);
+    if (requests_[i] != MPI_REQUEST_NULL && transfers_[i].kind == Kind::kIncoming)
+      MPI_Cancel(&requests_[i]);
   }
   constexpr std::chrono::seconds kPatience{1};  // with those who are reading
   const Clock::time_point end = Clock::now() + kPatience;
   Backoff backoff;
-  while (AnyInUse() && Clock::now() < end) {
+  for (TestSome(); AnyInUse() && Clock::now() < end; TestSome()) {
     TakeFarewells();
-    TestSome();
     backoff.Pause();
   }
-  bool all_ended = true;
-  for (MPI_Request& request : requests_) {
-    if (request == MPI_REQUEST_NULL) continue;
-    MPI_Request_free(&request);
-    all_ended = false;
+  bool own_left = false;
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    own_left |= transfers_[i].kind == Kind::kOwn;
+    MPI_Request_free(&requests_[i]);
   }
-  if (!all_ended) {
-    // MPI may read them yet; better lost than gone.
-    (void)message.release();
-    (void)greetings_.release();
-  }
+  if (own_left) KeepUntilMpiEnds({std::move(message), std::move(greetings_)});
 }
 
 bool MpiCommunicator::AnyInUse() const {
   for (size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
-    if (transfers_[i].incoming || !farewells_.contains(transfers_[i].peer)) return true;
+    if (transfers_[i].kind == Kind::kIncoming || !farewells_.contains(transfers_[i].peer))
+      return true;
   }
   return false;
 }
