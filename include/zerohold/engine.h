@@ -62,13 +62,17 @@ class ZH_EXPORT Engine {
   // Opens a micro-batch and closes the one before. In the last one of a step (`last`), reductions
   // start under the backward pass as units report. A Step without a last one is the flush of a
   // partial window: the mean divides by the micro-batches really seen. Not collective by itself,
-  // but all ranks open the same number before a Step. Errors: Unimplemented for weight != 1.
+  // but all ranks open the same number before a Step. `weight` counts for kWeightedMean. Errors:
+  // InvalidArgument for a weight that is not 1 without it, FailedPrecondition beyond
+  // max_micro_batches or behind a last one.
   Status BeginMicroBatch(double weight = 1.0, bool last = true);
 
-  // Between the two the unit's parameters are there. The first kBackward of a window zeroes the
-  // unit's gradients; the trainer adds to them (never overwrites), so micro-batches sum in fp32.
+  // Between the two the unit's parameters are there. The first kBackward of a step (of each
+  // micro-batch at stages 2 and 3, and in 16-bit types) zeroes the unit's gradients; the trainer
+  // adds to them, never overwrites. Micro-batches sum in fp32.
   // After kWrite, Release adopts what the trainer wrote; ranks must have written the same, and the
   // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
+  // At stage 3 every rank acquires the same units in the same order.
   // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
   // without Acquire or a kBackward outside a micro-batch.
   Status Acquire(UnitId unit, AcquireMode mode);
@@ -84,7 +88,8 @@ class ZH_EXPORT Engine {
   // Step refuses. Errors: InvalidArgument naming the group or field.
   Status SetGroup(int group, const GroupOptions& options);
 
-  // What the trainer multiplies its loss by. 1: scaling belongs to fp16, not in this version.
+  // What the trainer multiplies the next loss by; 1 unless loss_scale is enabled. The same on all
+  // ranks. Not blocking.
   double LossScale() const;
 
   // Reduces what is left, agrees, clips, updates, gathers. Collective, blocking. A non-finite
@@ -103,11 +108,15 @@ class ZH_EXPORT Engine {
   // Returns when nothing of ours is in flight; nothing will be until the next call.
   Status Quiesce();
 
+  // The trainer has written parameters outside kWrite: its copies become the masters. Units in
+  // frames (stage 3) have none outside an acquire. The same on every rank, else the next Step
+  // refuses.
+  Status AdoptParameters();
+
   // Later features; each answers Unimplemented naming itself.
   Status AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units);
   Status Save(const std::string& directory);
   Status Load(const std::string& directory);
-  Status AdoptParameters();
   Status Move();
 
   // Not collective, not blocking.
@@ -115,8 +124,9 @@ class ZH_EXPORT Engine {
   int64_t TotalElements() const;     // over all parameters, padding and second uses not counted
   std::string DescribePlan() const;  // the step's operations, one a line
 
-  // Ends the threads, writes the trace, gives everything back. Collective, blocking; the first
-  // status that could not be told before. A second call does nothing.
+  // Ends the threads and writes the trace; memory goes with the engine. Blocking, not collective:
+  // its status is this rank's, the first that could not be told before. Reductions of a window that
+  // no Step ended are cancelled, and with them the communicator. A second call does nothing.
   Status Close();
 
  private:

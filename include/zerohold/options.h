@@ -13,38 +13,101 @@
 
 namespace zerohold {
 
-// kAdamW decouples the decay: p <- p (1 - lr wd) before the step (1711.05101).
-// kAdam adds it to the gradient: g <- g + wd p (1412.6980 with L2).
-// Both then do p <- p - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon).
-enum class UpdateRule : uint8_t { kAdamW, kAdam };
+// The element-wise update rules. g is the gradient after mean, unscaling and clipping; t the
+// parameter's own step count. Each reads the settings of GroupOptions named in brackets; another
+// one that is not at its default is refused.
+//   kAdamW    [beta1, beta2, epsilon, weight_decay] decouples the decay (1711.05101):
+//             p <- p (1 - lr wd) - lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+//   kAdam     [the same] adds the decay to the gradient, g <- g + wd p (1412.6980 with L2);
+//             then the same step
+//   kSgd      [momentum, nesterov, weight_decay] g <- g + wd p; m <- momentum m + g (m = g at
+//             t = 1); p <- p - lr m, or with nesterov p <- p - lr (g + momentum m)
+//   kLion     [beta1, beta2, weight_decay] p <- p (1 - lr wd) - lr sign(beta1 m + (1 - beta1) g);
+//             m <- beta2 m + (1 - beta2) g (2302.06675)
+//   kAdagrad  [epsilon, weight_decay] g <- g + wd p; v <- v + g g;
+//             p <- p - lr g / (sqrt(v) + epsilon)
+enum class UpdateRule : uint8_t { kAdamW, kAdam, kSgd, kLion, kAdagrad };
+
+// How the fp32 master of a 16-bit parameter is held. kRemainder keeps the bf16 compute copy and the
+// 16 bits that it lacks: the master exactly, in 2 bytes less a parameter. In this form exact ties
+// round away from zero in the copy, so the two forms may differ in their last bits. bf16 only.
+enum class MasterForm : uint8_t { kFloat32, kRemainder };
 
 // The instruction sets of the CPU loops: x86-64 baseline, AVX2 (v3), AVX-512 (v4). All give the
 // same bits; kBest takes the widest that the machine has.
 enum class InstructionSet : uint8_t { kBest, kBaseline, kV3, kV4 };
 
 // What the gradient of a step is: the mean over ranks and micro-batches, or their sum.
-enum class GradientReduction : uint8_t { kMean, kSum };
+// kWeightedMean divides by the sum of the weights given to BeginMicroBatch over ranks and
+// micro-batches, and keeps the gradient in fp32.
+enum class GradientReduction : uint8_t { kMean, kSum, kWeightedMean };
 
 // Hyper-parameters of one group. A value replaces the default, zero too.
 struct GroupOptions {
   double learning_rate = 1e-3;  // >= 0, finite
   double beta1 = 0.9;           // in [0, 1)
   double beta2 = 0.999;         // in [0, 1)
-  double epsilon = 1e-8;        // >= 0, finite
+  double epsilon = 1e-8;        // >= 2^-126, finite in fp32
   double weight_decay = 0.0;    // >= 0, finite
+  double momentum = 0.0;        // in [0, 1); kSgd alone
+  bool nesterov = false;        // with momentum > 0; kSgd alone
+
+  // InvalidArgument naming the field, its value and the legal range: out of range, or not at its
+  // default although `rule` does not read it. Create and SetGroup call it.
+  ZH_EXPORT Status Validate(UpdateRule rule) const;
+};
+
+// The factor that a trainer multiplies its fp16 loss by, so that small gradients do not vanish. A
+// step whose gradients are not finite is skipped, on all ranks together.
+struct LossScaleOptions {
+  bool enabled = false;
+  bool dynamic = true;       // false: `initial` for ever
+  double initial = 65536.0;  // positive, normal and finite in fp32; dynamic: from floor to cap
+  double growth = 2.0;       // > 1, finite
+  double backoff = 0.5;      // in (0, 1)
+  int64_t growth_interval = 2000;  // applied steps in a row before it grows; >= 1
+  int64_t hysteresis = 1;          // skips, since it last grew or shrank, before it shrinks; >= 1
+  double floor = 1.0;              // it never shrinks below; as initial, and at most cap
+  double cap = 0x1p127;            // it never grows above; as initial
+  // Skips in a row after which Step fails with FailedPrecondition, naming the first parameter whose
+  // gradient is not finite; 0 never does. >= 0
+  int64_t max_skips = 100;
 
   ZH_EXPORT Status Validate() const;
 };
 
 struct EngineOptions {
-  // 0 replicates the optimizer states; 1 shards them over the ranks: 1/N of the memory and of the
-  // update on each, for the same bytes on the wire. Stages 2 and 3 are not in this version.
+  // 0 replicates everything. 1 shards the optimizer states over the ranks: 1/N of that memory and
+  // of the update on each, for the same bytes on the wire. 2 shards gradients too: each bucket is
+  // reduced as its unit reports, and the unit's gradient memory is used again. 3 shards parameters
+  // too: a unit is gathered when it is acquired; half as many bytes more on the wire.
   int zero_stage = 1;
   UpdateRule rule = UpdateRule::kAdamW;
   // ParameterSpec::group is an index into it.
   std::vector<GroupOptions> groups = std::vector<GroupOptions>(1);
   ScheduleOptions schedule;  // the same for all groups; multiplies their learning rates
   GradientReduction reduction = GradientReduction::kMean;
+
+  MasterForm master = MasterForm::kFloat32;  // of 16-bit parameters
+  LossScaleOptions loss_scale;
+
+  // The most micro-batches of one step, >= 1. More than 1 keeps a running fp32 sum of gradients: 4
+  // bytes a parameter at stages 0 and 1 (none in fp32, where the gradient is the sum), 4/N instead
+  // of the shard's 2/N at 2 and 3.
+  int64_t max_micro_batches = 1;
+  // Micro-batch i of a step belongs to rank i mod world: each is reduced by itself and the rounds
+  // are added in the same tree, so that any power-of-two world gives the same bits for the same
+  // global batch. Costs a reduction per micro-batch and 4/N bytes a parameter for every doubling of
+  // max_micro_batches.
+  bool reproducible = false;
+
+  // Stage 3: bytes of gathered parameters on this rank at one time; stages 2 and 3: bytes of
+  // gradients not yet reduced. At least the largest unit, in 2 MiB pages; 0 takes room for the two
+  // largest. More lets more gathers and reductions run ahead.
+  int64_t max_live_parameters_bytes = 0;
+  int64_t max_live_gradients_bytes = 0;
+  // Stage 3: units of fewer elements stay gathered.
+  int64_t persistence_threshold_elems = 0;
 
   // Global 2-norm above which gradients are scaled down, by limit / (norm + 1e-6). 0 is off.
   double clip_grad_norm = 0.0;

@@ -23,9 +23,16 @@ struct StepStats {
   double grad_norm = 0.0;      // 2-norm of the reduced gradient before clipping
   double clip_factor = 1.0;    // what clipping multiplied the gradient by
   double learning_rate = 0.0;  // of group 0, with its schedule
-  double loss_scale = 1.0;
+  double loss_scale = 1.0;     // the one that this step's gradients were scaled by
   // Bytes that this rank sent to others in collectives, since the step before.
   std::array<int64_t, static_cast<int>(Traffic::kCount)> sent_bytes{};
+  // Stage 3: acquires of units in frames since the step before, by whether their gather was done,
+  // under way, or began with the acquire; and acquires, so far, that the learned route did not
+  // expect.
+  int64_t prefetch_hits = 0;
+  int64_t prefetch_late = 0;
+  int64_t prefetch_misses = 0;
+  int64_t route_changes = 0;
   // Time that Step waited, by what it waited for.
   std::array<int64_t, static_cast<int>(Stall::kCount)> stall_ns{};
 };
@@ -33,10 +40,11 @@ struct StepStats {
 enum class Tier : uint8_t { kDevice, kHost, kNvme, kCount };
 enum class MemoryKind : uint8_t {
   kParameters,  // the compute copy; in fp32 it is the master too
-  kGradients,
+  kGradients,   // with the running sums of micro-batches
   kMaster,
   kMoment1,
   kMoment2,
+  kFrames,   // room for units that come and go, of fixed size (stages 2 and 3)
   kStaging,  // buffers of fixed size that do not grow with the model
   kCount
 };
@@ -50,11 +58,11 @@ struct MemoryStats {
   int64_t Bytes(Tier tier, MemoryKind kind) const {
     return bytes[static_cast<int>(tier)][static_cast<int>(kind)];
   }
-  // All tiers, model state alone: everything but staging.
+  // All tiers, model state alone: everything but frames and staging.
   int64_t ModelBytes() const {
     int64_t sum = 0;
     for (const auto& tier : bytes)
-      for (int kind = 0; kind < static_cast<int>(MemoryKind::kStaging); ++kind) sum += tier[kind];
+      for (int kind = 0; kind < static_cast<int>(MemoryKind::kFrames); ++kind) sum += tier[kind];
     return sum;
   }
 };

@@ -30,7 +30,7 @@ struct ParameterSpec {
   DType dtype = DType::kFloat32;
   int group = 0;             // index into EngineOptions::groups
   bool frozen = false;       // has a value, but neither gradient nor optimizer state
-  double norm_weight = 1.0;  // share in the squared gradient norm (1/copies for replicas); > 0
+  double norm_weight = 1.0;  // share in the squared gradient norm, in (0, 1]; 1/copies for replicas
   int communicator = 0;      // index into the communicators given to Engine::Create
 };
 

@@ -25,7 +25,11 @@ StatusOr<std::vector<fs::path>> FilesOf(const std::string& path) {
   if (!fs::exists(status)) {
     return absl::NotFoundError("--data " + path + " does not exist: give files or folders of text");
   }
-  if (!fs::is_directory(status)) return std::vector<fs::path>{path};
+  if (fs::is_regular_file(status)) return std::vector<fs::path>{path};
+  if (!fs::is_directory(status)) {
+    return absl::InvalidArgumentError(
+        "--data " + path + " is neither a file nor a folder: give files or folders of text");
+  }
   std::vector<fs::path> files;
   fs::recursive_directory_iterator entry(path, error), end;
   for (; !error && entry != end; entry.increment(error)) {
@@ -51,7 +55,8 @@ Status AppendFile(const fs::path& path, std::string& bytes) {
     if (in.gcount() == static_cast<std::streamsize>(size)) return absl::OkStatus();
   }
   return absl::NotFoundError("--data " + path.string() + " cannot be read (" +
-                             std::strerror(errno) + "): give a file that can");
+                             (error ? error.message() : std::strerror(errno)) +
+                             "): give a file that can");
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ Status Train(const Job& job, Trainer& trainer, Log& log) {
     std::printf("loss %.4f after %lld steps (unigram entropy %.4f), parameters_hash %s\n", loss,
                 static_cast<long long>(o.steps), job.corpus.UnigramEntropy(), hash->c_str());
   }
-  return trainer.Close();
+  return absl::OkStatus();
 }
 
 // The trace is written at the end: what cannot be written is told at the start.
@@ -150,8 +150,10 @@ Status Run(int argc, char** argv, Communicator& world) {
   if (!trainer.ok()) return trainer.status();
   if (world.rank() == 0) Introduce(job);
   if (Status s = Train(job, **trainer, log); !s.ok()) return s;
+  Status closed = (*trainer)->Close();
   trainer->reset();  // the engine has the communicator no more
-  return world.Agree(log.Close());
+  if (const Status s = log.Close(); closed.ok()) closed = s;
+  return world.Agree(closed);
 }
 
 Status RunOrAbandon(int argc, char** argv, Communicator& world) {

@@ -107,7 +107,8 @@ void Declare(CLI::App& app, Options& o) {
                  "Torch's threads on each rank; another number gives other bits");
   app.add_option("--optimizer", o.optimizer,
                  "zerohold, or torch: the reference without the engine");
-  app.add_option("--zero-stage", o.zero_stage, "0 replicates the optimizer states, 1 shards them");
+  app.add_option("--zero-stage", o.zero_stage,
+                 "0 replicates all; 1 shards optimizer states, 2 gradients too, 3 weights too");
   app.add_option("--bucket-elems", o.bucket_elems, "Elements that one collective moves");
   app.add_option("--update-threads", o.update_threads,
                  "Threads of the update on each rank; 0: the cores that it has");

@@ -15,7 +15,10 @@ bool OutputIsTerminal() {
   const std::string parent = "/proc/" + std::to_string(getppid());
   std::string name;
   std::ifstream(parent + "/comm") >> name;
-  if (name != "mpirun" && name != "mpiexec" && name != "orterun") return isatty(STDOUT_FILENO);
+  if (name.starts_with("orted")) return false;  // another node's: its output goes through the net
+  const bool launched =
+      name.starts_with("mpirun") || name.starts_with("mpiexec") || name.starts_with("orterun");
+  if (!launched) return isatty(STDOUT_FILENO);
   char target[64] = {};
   const ssize_t length = readlink((parent + "/fd/1").c_str(), target, sizeof(target) - 1);
   const std::string output(target, std::max<ssize_t>(length, 0));

@@ -163,6 +163,7 @@ EngineOptions EngineOptionsOf(const Job& job) {
 
   EngineOptions options;
   options.zero_stage = o.zero_stage;
+  options.max_micro_batches = o.accumulate;
   options.groups = {decaying, others};
   options.schedule = o.Schedule();
   options.clip_grad_norm = o.clip;

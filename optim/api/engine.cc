@@ -4,7 +4,7 @@
 #include <absl/container/flat_hash_map.h>
 #include <absl/strings/str_cat.h>
 
-#include <algorithm>
+#include <cstddef>
 
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
@@ -32,10 +32,11 @@ class Engine::Impl {
     }
   }
 
-  TensorView View(ParameterId id, float* space) const {
+  TensorView View(ParameterId id, std::byte* space) const {
     const ParameterSpec& spec = core->parameters()[id];
     const layout::Range range = core->layout().PlaceOf(id).range;
-    return {space == nullptr ? nullptr : space + range.begin, spec.dtype, spec.shape, range.size()};
+    std::byte* const data = space == nullptr ? nullptr : space + range.begin * SizeOf(spec.dtype);
+    return {data, spec.dtype, spec.shape, range.size()};
   }
 
   Status Submit(Call& call) {
@@ -81,8 +82,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
         "communicators is empty; give one (SelfCommunicator() is a world of one)");
   }
   if (communicators.size() > 1) {
-    return absl::UnimplementedError(
-        "several communicators are not in this version; give one for all parameters");
+    // The others agree first too.
+    return communicators[0].Agree(absl::UnimplementedError(
+        "several communicators are not in this version; give one for all parameters"));
   }
   ZH_ASSIGN_OR_RETURN(auto core,
                       engine::EngineCore::Create({.options = options,
@@ -93,13 +95,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
 }
 
 TensorView Engine::Parameter(ParameterId id) const {
-  return impl_->View(id, impl_->core->memory().Parameters(impl_->core->layout().PlaceOf(id).space));
+  const int32_t space = impl_->core->layout().PlaceOf(id).space;
+  return impl_->View(id, impl_->core->memory().ParameterAddress(space));
 }
 
 TensorView Engine::Gradient(ParameterId id) const {
   const int32_t space = impl_->core->layout().PlaceOf(id).space;
-  const bool frozen = impl_->core->layout().spaces()[space].frozen;
-  return impl_->View(id, frozen ? nullptr : impl_->core->memory().Gradients(space));
+  return impl_->View(id, impl_->core->memory().GradientAddress(space));
 }
 
 StatusOr<ParameterId> Engine::FindParameter(std::string_view name) const {
@@ -115,27 +117,13 @@ StatusOr<UnitId> Engine::FindUnit(std::string_view name) const {
 }
 
 Status Engine::BeginMicroBatch(double weight, bool last) {
-  if (weight != 1.0) {
-    return absl::UnimplementedError(
-        absl::StrCat("BeginMicroBatch: weight is ", weight,
-                     "; weighted micro-batches are not in this version, give 1"));
-  }
-  Call call{.kind = Call::Kind::kBeginMicroBatch, .last = last};
+  Call call{.kind = Call::Kind::kBeginMicroBatch, .last = last, .weight = weight};
   return impl_->Submit(call);
 }
 
 Status Engine::Acquire(UnitId unit, AcquireMode mode) {
   Call call{.kind = Call::Kind::kAcquire, .unit = unit, .mode = mode};
-  ZH_RETURN_IF_ERROR(impl_->Submit(call));
-  const engine::EngineCore& core = *impl_->core;
-  for (const UnitId zeroed : call.to_zero) {
-    const auto [first, last] = core.layout().SpacesOf(zeroed);
-    for (int space = first; space < last; ++space) {
-      const layout::FlatSpace& flat = core.layout().spaces()[space];
-      if (!flat.frozen) std::fill_n(core.memory().Gradients(space), flat.elems, 0.0f);
-    }
-  }
-  return absl::OkStatus();
+  return impl_->Submit(call);
 }
 
 Status Engine::Release(UnitId unit) {
@@ -153,7 +141,7 @@ Status Engine::SetGroup(int group, const GroupOptions& options) {
   return impl_->Submit(call);
 }
 
-double Engine::LossScale() const { return 1.0; }
+double Engine::LossScale() const { return impl_->core->loss_scale(); }
 
 StatusOr<StepStats> Engine::Step() {
   Call call{.kind = Call::Kind::kStep};
@@ -196,8 +184,8 @@ Status Engine::Load(const std::string&) {
   return absl::UnimplementedError("Load: checkpoints are not in this version");
 }
 Status Engine::AdoptParameters() {
-  return absl::UnimplementedError(
-      "AdoptParameters: writes outside Acquire(kWrite) are not adopted in this version");
+  Call call{.kind = Call::Kind::kAdopt};
+  return impl_->Submit(call);
 }
 Status Engine::Move() {
   return absl::UnimplementedError(

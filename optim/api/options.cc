@@ -3,7 +3,9 @@
 
 #include <absl/strings/str_cat.h>
 
+#include <cfloat>
 #include <cmath>
+#include <string>
 
 #include "optim/kernels/update.h"
 #include "src/base/status_macros.h"
@@ -16,42 +18,135 @@ Status Bad(const char* field, Value value, const char* legal) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; give ", legal));
 }
 
+// The status of a part of the options, its fields named from the whole.
+Status Under(const std::string& prefix, const Status& status) {
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat(prefix, ".", status.message()));
+}
+
 bool AtLeastZero(double value) { return value >= 0.0 && std::isfinite(value); }
 bool BelowOne(double value) { return value >= 0.0 && value < 1.0; }
+bool NormalInFloat(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
+
+Status CheckRule(UpdateRule rule) {
+  if (kernels::FactsOf(rule) != nullptr) return absl::OkStatus();
+  return Bad("rule", static_cast<int>(rule), "a value of UpdateRule");
+}
+
+// What the rule does not read stays at its default: whoever sets it expects it to act.
+Status CheckRead(const GroupOptions& group, UpdateRule rule) {
+  const GroupOptions defaults;
+  const struct {
+    uint32_t setting;
+    const char* field;
+    double value;
+    double unset;
+  } settings[] = {
+      {kernels::kBeta1, "beta1", group.beta1, defaults.beta1},
+      {kernels::kBeta2, "beta2", group.beta2, defaults.beta2},
+      {kernels::kEpsilon, "epsilon", group.epsilon, defaults.epsilon},
+      {kernels::kWeightDecay, "weight_decay", group.weight_decay, defaults.weight_decay},
+      {kernels::kMomentum, "momentum", group.momentum, defaults.momentum},
+      {kernels::kNesterov, "nesterov", group.nesterov ? 1.0 : 0.0, 0.0},
+  };
+  const kernels::RuleFacts& facts = *kernels::FactsOf(rule);
+  for (const auto& setting : settings) {
+    if ((facts.reads & setting.setting) != 0 || setting.value == setting.unset) continue;
+    std::string reads = "learning_rate";
+    for (const auto& other : settings) {
+      if ((facts.reads & other.setting) != 0) absl::StrAppend(&reads, ", ", other.field);
+    }
+    return absl::InvalidArgumentError(absl::StrCat(setting.field, " is ", setting.value, ", which ",
+                                                   facts.name, " does not read (it reads ", reads,
+                                                   "); leave it at ", setting.unset));
+  }
+  return absl::OkStatus();
+}
+
+Status CheckGroups(const EngineOptions& options) {
+  ZH_RETURN_IF_ERROR(CheckRule(options.rule));
+  if (options.groups.empty()) return Bad("groups", "empty", "at least one group");
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    ZH_RETURN_IF_ERROR(
+        Under(absl::StrCat("groups[", i, "]"), options.groups[i].Validate(options.rule)));
+  }
+  return absl::OkStatus();
+}
+
+Status CheckMemory(const EngineOptions& options) {
+  if (options.max_micro_batches < 1) {
+    return Bad("max_micro_batches", options.max_micro_batches, "1 or more");
+  }
+  if (options.max_live_parameters_bytes < 0) {
+    return Bad("max_live_parameters_bytes", options.max_live_parameters_bytes,
+               "0 (room for the two largest units) or more");
+  }
+  if (options.max_live_gradients_bytes < 0) {
+    return Bad("max_live_gradients_bytes", options.max_live_gradients_bytes,
+               "0 (room for the two largest units) or more");
+  }
+  if (options.persistence_threshold_elems < 0) {
+    return Bad("persistence_threshold_elems", options.persistence_threshold_elems,
+               "0 (no unit) or more");
+  }
+  constexpr int64_t kMaxElems = int64_t{1} << 40;
+  if (options.bucket_elems < 1 || options.bucket_elems > kMaxElems)
+    return Bad("bucket_elems", options.bucket_elems, "1 to 2^40");
+  if (options.record_elems < 1 || options.record_elems > kMaxElems)
+    return Bad("record_elems", options.record_elems, "1 to 2^40");
+  return absl::OkStatus();
+}
 
 }  // namespace
 
-Status GroupOptions::Validate() const {
+Status GroupOptions::Validate(UpdateRule rule) const {
   if (!AtLeastZero(learning_rate)) return Bad("learning_rate", learning_rate, "0 or more, finite");
   if (!BelowOne(beta1)) return Bad("beta1", beta1, "at least 0 and less than 1");
   if (!BelowOne(beta2)) return Bad("beta2", beta2, "at least 0 and less than 1");
-  if (!AtLeastZero(epsilon)) return Bad("epsilon", epsilon, "0 or more, finite");
+  // Zero in fp32 would make 0/0 out of what has no gradient yet.
+  if (!NormalInFloat(epsilon)) return Bad("epsilon", epsilon, "2^-126 or more, finite in fp32");
   if (!AtLeastZero(weight_decay)) return Bad("weight_decay", weight_decay, "0 or more, finite");
+  if (!BelowOne(momentum)) return Bad("momentum", momentum, "at least 0 and less than 1");
+  ZH_RETURN_IF_ERROR(CheckRule(rule));
+  ZH_RETURN_IF_ERROR(CheckRead(*this, rule));
+  if (nesterov && momentum == 0.0) {
+    return Bad("nesterov", "true with momentum 0", "a momentum above 0, or nesterov false");
+  }
+  return absl::OkStatus();
+}
+
+Status LossScaleOptions::Validate() const {
+  constexpr const char* kNormal = "2^-126 or more, finite in fp32";
+  if (!NormalInFloat(initial)) return Bad("initial", initial, kNormal);
+  if (!NormalInFloat(floor)) return Bad("floor", floor, kNormal);
+  if (!NormalInFloat(cap)) return Bad("cap", cap, kNormal);
+  if (floor > cap) return Bad("floor", floor, "at most cap");
+  if (dynamic && (initial < floor || initial > cap)) {
+    return Bad("initial", initial, "at least floor and at most cap");
+  }
+  if (!(growth > 1.0 && std::isfinite(growth))) return Bad("growth", growth, "more than 1, finite");
+  if (!(backoff > 0.0 && backoff < 1.0)) return Bad("backoff", backoff, "more than 0, less than 1");
+  if (growth_interval < 1) return Bad("growth_interval", growth_interval, "1 or more");
+  if (hysteresis < 1) return Bad("hysteresis", hysteresis, "1 or more");
+  if (max_skips < 0) return Bad("max_skips", max_skips, "0 (no limit) or more");
   return absl::OkStatus();
 }
 
 Status EngineOptions::Validate() const {
-  if (zero_stage == 2 || zero_stage == 3) {
-    return absl::UnimplementedError(
-        absl::StrCat("zero_stage is ", zero_stage,
-                     ": ZeRO stages 2 and 3 are not in this version; give 0 or 1"));
-  }
-  if (zero_stage != 0 && zero_stage != 1) return Bad("zero_stage", zero_stage, "0 or 1");
-  if (groups.empty()) return Bad("groups", "empty", "at least one group");
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (Status status = groups[i].Validate(); !status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("groups[", i, "].", status.message()));
-    }
-  }
+  if (zero_stage < 0 || zero_stage > 3) return Bad("zero_stage", zero_stage, "0, 1, 2 or 3");
+  ZH_RETURN_IF_ERROR(CheckGroups(*this));
   ZH_RETURN_IF_ERROR(schedule.Validate());
+  if (reduction > GradientReduction::kWeightedMean) {
+    return Bad("reduction", static_cast<int>(reduction), "a value of GradientReduction");
+  }
+  if (master > MasterForm::kRemainder) {
+    return Bad("master", static_cast<int>(master), "a value of MasterForm");
+  }
+  ZH_RETURN_IF_ERROR(Under("loss_scale", loss_scale.Validate()));
+  ZH_RETURN_IF_ERROR(CheckMemory(*this));
   if (!AtLeastZero(clip_grad_norm)) {
     return Bad("clip_grad_norm", clip_grad_norm, "0 (off) or more, finite");
   }
-  constexpr int64_t kMaxElems = int64_t{1} << 40;
-  if (bucket_elems < 1 || bucket_elems > kMaxElems)
-    return Bad("bucket_elems", bucket_elems, "1 to 2^40");
-  if (record_elems < 1 || record_elems > kMaxElems)
-    return Bad("record_elems", record_elems, "1 to 2^40");
   if (update_threads < 0 || update_threads > 1024) {
     return Bad("update_threads", update_threads, "0 (the cores allowed) to 1024");
   }

@@ -9,9 +9,9 @@ namespace zerohold::engine {
 
 Agreement::Agreement(int units) : bits_(base::CeilDiv(units, 64)), present_(units) {}
 
-void Agreement::Begin(bool failed, int rank, int world, uint64_t consistency) {
+void Agreement::Begin(bool failed, uint64_t consistency) {
   std::fill(bits_.begin(), bits_.end(), 0);
-  maxima_[kFailed] = failed ? world - rank : 0;
+  maxima_[kFailed] = failed ? 1 : 0;
   // 63 bits, so that the negation exists.
   const auto value = static_cast<int64_t>(consistency >> 1);
   maxima_[kConsistency] = value;

@@ -4,6 +4,7 @@
 // Everything in it is an integer whose folding is exact and free of order.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -19,7 +20,7 @@ class Agreement {
   explicit Agreement(int units);
 
   // What this rank brings. `consistency` is a hash of all that must be equal on every rank.
-  void Begin(bool failed, int rank, int world, uint64_t consistency);
+  void Begin(bool failed, uint64_t consistency);
   void AddPresent(UnitId unit);
   // Bins of this rank's shards; also the place where reductions collect them.
   base::NormBins& norm() { return norm_; }

@@ -15,11 +15,19 @@ Consistency::Consistency(std::span<const UnitSpec> units) : written_(units.size(
 }
 
 uint64_t Consistency::Hash(std::span<const GroupOptions> groups) const {
-  static_assert(sizeof(GroupOptions) == 5 * sizeof(double), "no padding may be hashed");
-  const uint64_t parts[] = {base::Hash(std::as_bytes(std::span(written_))),
-                            base::Hash(std::as_bytes(groups)),
-                            static_cast<uint64_t>(micro_batches_)};
-  return base::Hash(std::as_bytes(std::span(parts)));
+  uint64_t hash =
+      base::Hash(std::as_bytes(std::span(written_)), static_cast<uint64_t>(micro_batches_));
+  for (const GroupOptions& group : groups) {
+    const double values[] = {group.learning_rate,
+                             group.beta1,
+                             group.beta2,
+                             group.epsilon,
+                             group.weight_decay,
+                             group.momentum,
+                             group.nesterov ? 1.0 : 0.0};
+    hash = base::Hash(std::as_bytes(std::span(values)), hash);
+  }
+  return hash;
 }
 
 std::string Consistency::Describe(std::span<const GroupOptions> groups) const {
@@ -37,8 +45,10 @@ void Consistency::Clear() { std::fill(written_.begin(), written_.end(), 0); }
 
 std::string DescribeGroup(const GroupOptions& group) {
   return absl::StrFormat(
-      "learning_rate %.17g, beta1 %.17g, beta2 %.17g, epsilon %.17g, weight_decay %.17g",
-      group.learning_rate, group.beta1, group.beta2, group.epsilon, group.weight_decay);
+      "learning_rate %.17g, beta1 %.17g, beta2 %.17g, epsilon %.17g, weight_decay %.17g, "
+      "momentum %.17g, nesterov %d",
+      group.learning_rate, group.beta1, group.beta2, group.epsilon, group.weight_decay,
+      group.momentum, group.nesterov);
 }
 
 std::string DescribeOptions(const EngineOptions& options) {
@@ -55,6 +65,19 @@ std::string DescribeOptions(const EngineOptions& options) {
       schedule.final_fraction);
   absl::StrAppendFormat(&text, "base_batch_size %d, batch_size %d\n", schedule.base_batch_size,
                         schedule.batch_size);
+  const LossScaleOptions& scale = options.loss_scale;
+  absl::StrAppendFormat(
+      &text,
+      "loss_scale: enabled %d, dynamic %d, initial %.17g, growth %.17g, backoff %.17g, "
+      "growth_interval %d, hysteresis %d, floor %.17g, cap %.17g, max_skips %d\n",
+      scale.enabled, scale.dynamic, scale.initial, scale.growth, scale.backoff,
+      scale.growth_interval, scale.hysteresis, scale.floor, scale.cap, scale.max_skips);
+  absl::StrAppend(&text, "master: ", static_cast<int>(options.master),
+                  "\nmax_micro_batches: ", options.max_micro_batches,
+                  "\nreproducible: ", static_cast<int>(options.reproducible),
+                  "\nmax_live_parameters_bytes: ", options.max_live_parameters_bytes,
+                  "\nmax_live_gradients_bytes: ", options.max_live_gradients_bytes,
+                  "\npersistence_threshold_elems: ", options.persistence_threshold_elems, "\n");
   absl::StrAppend(&text, "groups: ", options.groups.size(), "\n");
   for (size_t i = 0; i < options.groups.size(); ++i) {
     absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(options.groups[i]), "\n");

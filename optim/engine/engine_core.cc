@@ -1,4 +1,4 @@
-// The engine thread's loop, the trainer's calls, and the step's course.
+// The engine thread's loop, and the calls that it answers at once.
 #include "optim/engine/engine_core.h"
 
 #include <absl/strings/str_cat.h>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "src/base/float_mode.h"
-#include "src/base/hash.h"
+#include "src/base/status_macros.h"
 
 namespace zerohold::engine {
 
@@ -17,24 +17,58 @@ void EngineCore::Submit(Call& call) {
   queue_.Push({.kind = Event::Kind::kCall, .call = &call});
   executor_->Wait([](void* context) { return static_cast<Call*>(context)->answered.load(); },
                   &call);
+  for (const Move& move : call.moves) {
+    absl::Status moved = CarryOut(move);
+    if (call.status.ok()) call.status = std::move(moved);
+  }
+}
+
+// On the caller's thread: what it must not see vanish or appear under it, it moves itself.
+absl::Status EngineCore::CarryOut(const Move& move) {
+  const layout::UnitPlace& unit = layout_.units()[move.unit];
+  Arenas& arenas = memory_->arenas();
+  char* const parameters = arenas.parameters.base() + unit.parameter_bytes.begin;
+  char* const gradients = arenas.gradients.base() + unit.gradient_bytes.begin;
+  switch (move.kind) {
+    case Move::Kind::kAttachParameters:
+      return arenas.parameter_frames->Attach(move.extent, parameters);
+    case Move::Kind::kDetachParameters:
+      return arenas.parameter_frames->Detach(move.extent, parameters);
+    case Move::Kind::kDetachGradients:
+      return arenas.gradient_frames->Detach(move.extent, gradients);
+    case Move::Kind::kAttachGradients:
+      ZH_RETURN_IF_ERROR(arenas.gradient_frames->Attach(move.extent, gradients));
+      [[fallthrough]];
+    case Move::Kind::kZeroGradients:
+      std::fill_n(gradients, unit.gradient_bytes.size(), 0);
+      return absl::OkStatus();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EngineCore::Stop() {
   if (!thread_.joinable()) return absl::OkStatus();
   queue_.Push({.kind = Event::Kind::kStop});
   thread_.join();
-  if (collectives_in_flight_ > 0) communicator_.Cancel();
+  if (in_flight_ > 0) {
+    communicator_.Cancel();
+    gather_communicator_->Cancel();
+  }
   executor_.reset();  // what was posted ends before
+  own_gather_executor_.reset();
   update_stream_->Synchronize();
-  communicator_.SetScratch({});
-  comm::CommunicatorSettings settings = communicator_.settings();
-  settings.sent_bytes = nullptr;
-  communicator_.Configure(settings);
   absl::Status traced = trace_.Write();
   return failed_.ok() ? traced : failed_;
 }
 
-EngineCore::~EngineCore() { Stop().IgnoreError(); }
+EngineCore::~EngineCore() {
+  Stop().IgnoreError();
+  // The communicator outlives what it was lent.
+  communicator_.SetScratch({});
+  comm::CommunicatorSettings settings = communicator_.settings();
+  settings.sent_bytes = nullptr;
+  communicator_.Configure(settings);
+}
 
 void EngineCore::Loop() {
   const base::StandardFloatMode floats;
@@ -43,26 +77,64 @@ void EngineCore::Loop() {
     if (event.kind == Event::Kind::kStop) return;
     Handle(event);
     if (failed_.ok()) {
+      RequestStepIfReady();
       step_.Pump();
       FinishStepIfDone();
+      AnswerAcquireIfReady();
     }
     AnswerQuiesceIfQuiet();
   }
 }
 
 void EngineCore::Handle(Event& event) {
+  int index = -1;
+  bool last = true;
+  if (event.issue != nullptr) {
+    index = event.issue->index;
+    last = event.issue->last;
+    free_issues_.push_back(event.issue);
+  }
+  const auto fails = [&] {
+    if (!event.status.ok()) Fail(event.status);
+    return !failed_.ok();
+  };
   switch (event.kind) {
     case Event::Kind::kCall:
+      moves_.clear();
       return failed_.ok() ? HandleCall(*event.call) : Answer(*event.call, failed_);
     case Event::Kind::kAccessDone:
       return AnswerAccess(event.status);
-    case Event::Kind::kOperationDone:
-      if (plan_.operations[event.index].verb != Verb::kUpdate) --collectives_in_flight_;
-      if (!event.status.ok()) return Fail(event.status);
-      if (failed_.ok()) step_.OperationDone(static_cast<int>(event.index));
+    case Event::Kind::kOperationDone: {
+      const Operation& operation = plan_.operations[index];
+      if (operation.verb != Verb::kUpdate) --in_flight_;
+      if (fails()) return;
+      if (operation.verb == Verb::kReduceScatter) {
+        --reductions_in_flight_[operation.unit];
+        gradient_frames_.Done(operation.unit);
+      }
+      step_.OperationDone(index);
+      if (operation.verb == Verb::kUpdate && step_.updates_done()) Stall(Stall::kUpdate);
+      return;
+    }
+    case Event::Kind::kGathered:
+      --in_flight_;
+      --gathers_in_flight_[index];
+      fails();
+      return;
+    case Event::Kind::kWeightShared:
+      --in_flight_;
+      fails();
+      return;
+    case Event::Kind::kAccumulated:
+      --accumulating_;
+      if (last) step_.UnitReady(index);
       return;
     case Event::Kind::kAgreementDone:
-      return event.status.ok() ? TakeVerdict() : Fail(event.status);
+      if (!fails()) TakeVerdict();
+      return;
+    case Event::Kind::kBlamed:
+      if (!fails()) Skip();
+      return;
     case Event::Kind::kStop:
       return;
   }
@@ -73,10 +145,12 @@ void EngineCore::Fail(const absl::Status& status) {
   if (!failed_.ok()) return;
   failed_ = status;
   if (step_call_ != nullptr) Answer(*std::exchange(step_call_, nullptr), failed_);
+  if (acquire_call_ != nullptr) Answer(*std::exchange(acquire_call_, nullptr), failed_);
 }
 
 void EngineCore::Answer(Call& call, absl::Status status) {
   call.status = std::move(status);
+  call.moves = moves_;
   // The call is gone as soon as it sees the answer.
   call.answered.store(true);
   executor_->Wake();
@@ -96,8 +170,14 @@ void EngineCore::HandleCall(Call& call) {
       return SetGroup(call);
     case Call::Kind::kStep:
       return BeginStep(call);
+    case Call::Kind::kAdopt:
+      return Adopt(call);
     case Call::Kind::kRead:
     case Call::Kind::kWrite:
+      if (call.status.ok() && window_.micro_batches() > 0) {
+        call.status =
+            absl::FailedPreconditionError("Read and Write: a micro-batch is open; call Step first");
+      }
       access_call_ = &call;
       executor_->Post({&RunAccess, this, 0});
       return;
@@ -107,50 +187,6 @@ void EngineCore::HandleCall(Call& call) {
   }
 }
 
-void EngineCore::BeginMicroBatch(Call& call) {
-  absl::Status status = window_.BeginMicroBatch(call.last);
-  if (status.ok()) SetDivisor();
-  Answer(call, std::move(status));
-}
-
-// Reductions, which read it, start only in the last micro-batch or in Step: the count is final
-// then, and none is written after. A step without a micro-batch is refused, so any divisor will do.
-void EngineCore::SetDivisor() {
-  const bool sum = input_.options.reduction == GradientReduction::kSum;
-  divisor_ = sum ? 1.0f : static_cast<float>(communicator_.size() * window_.micro_batches());
-}
-
-void EngineCore::Acquire(Call& call) {
-  unit_list_.clear();
-  absl::Status status = window_.Acquire(call.unit, call.mode, &unit_list_);
-  call.to_zero = unit_list_;
-  Answer(call, std::move(status));
-}
-
-void EngineCore::Release(Call& call) {
-  bool written = false;
-  absl::Status status = window_.Release(call.unit, &written);
-  if (status.ok() && written) consistency_.Adopted(call.unit, HashUnit(call.unit));
-  Answer(call, std::move(status));
-}
-
-uint64_t EngineCore::HashUnit(UnitId unit) const {
-  uint64_t hash = 0;
-  const auto [first, last] = layout_.SpacesOf(unit);
-  for (int space = first; space < last; ++space) {
-    const std::span values(memory_->Parameters(space), layout_.spaces()[space].elems);
-    hash = base::Hash(std::as_bytes(values), hash);
-  }
-  return hash;
-}
-
-void EngineCore::GradReady(Call& call) {
-  unit_list_.clear();
-  absl::Status status = window_.GradReady(call.unit, &unit_list_);
-  for (const UnitId unit : unit_list_) step_.UnitReady(unit);
-  Answer(call, std::move(status));
-}
-
 void EngineCore::SetGroup(Call& call) {
   const auto groups = static_cast<int>(input_.options.groups.size());
   absl::Status status;
@@ -158,115 +194,52 @@ void EngineCore::SetGroup(Call& call) {
     status = absl::InvalidArgumentError(
         absl::StrCat("SetGroup: group ", call.group, " does not exist; there are ", groups));
   } else {
-    status = call.group_options->Validate();
+    status = call.group_options->Validate(input_.options.rule);
     if (status.ok()) input_.options.groups[call.group] = *call.group_options;
   }
   Answer(call, std::move(status));
+}
+
+// Units in frames have no copy of their own between acquires: what was written to them is adopted
+// by Release.
+void EngineCore::Adopt(Call& call) {
+  for (size_t unit = 0; unit < input_.units.size(); ++unit) {
+    const layout::UnitPlace& place = layout_.units()[unit];
+    if (place.parameters_framed) continue;
+    const auto id = static_cast<UnitId>(unit);
+    for (int space = place.first_space; space < place.last_space; ++space) {
+      access_->Adopt(space, Copy(space));
+    }
+    consistency_.Adopted(id, HashUnit(id));
+    Remember(id);
+  }
+  Answer(call, absl::OkStatus());
 }
 
 void EngineCore::AnswerAccess(const absl::Status& status) {
   const bool callers_mistake =
       absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status);
   if (!status.ok() && !callers_mistake) Fail(status);
-  Answer(*std::exchange(access_call_, nullptr), status);
+  Call& call = *std::exchange(access_call_, nullptr);
+  if (status.ok() && call.kind == Call::Kind::kWrite) {
+    const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;
+    residency_.Invalidate(unit);
+    Remember(unit);
+  }
+  Answer(call, status);
 }
 
 void EngineCore::AnswerQuiesceIfQuiet() {
-  if (quiesce_call_ == nullptr || collectives_in_flight_ > 0) return;
+  if (quiesce_call_ == nullptr || in_flight_ > 0 || accumulating_ > 0) return;
   Answer(*std::exchange(quiesce_call_, nullptr), failed_);
 }
 
-void EngineCore::BeginStep(Call& call) {
-  step_call_ = &call;
-  step_local_ = window_.CheckStep();
-  consistency_.SetMicroBatches(window_.micro_batches());
-  ZeroUnstarted();
-  stall_since_ns_ = telemetry::NowNs();
-  step_.Request();
-}
-
-// What nobody acquired for backward still holds an older gradient, and takes part as zero.
-void EngineCore::ZeroUnstarted() {
-  for (size_t i = 0; i < layout_.spaces().size(); ++i) {
-    const layout::FlatSpace& space = layout_.spaces()[i];
-    if (space.frozen || window_.Zeroed(space.unit)) continue;
-    std::fill_n(memory_->Gradients(static_cast<int32_t>(i)), space.elems, 0.0f);
-  }
-}
-
-void EngineCore::StartOperation(int index) {
-  if (plan_.operations[index].verb == Verb::kUpdate) {
-    update_stream_->Run(&RunUpdate, &update_tasks_[index]);
-  } else {
-    ++collectives_in_flight_;
-    executor_->Post({&RunCollective, this, index});
-  }
-}
-
-void EngineCore::StartAgreement() {
-  Stall(Stall::kReduce);
-  executor_->Post({&RunAgreement, this, 0});
-}
-
-void EngineCore::TakeVerdict() {
-  Stall(Stall::kAgreement);
-  const auto end = [this](absl::Status status) {
-    step_.AgreementDone(false, agreement_.present());
-    EndWindow(std::move(status));
-  };
-  if (!refusal_.ok()) return end(std::exchange(refusal_, absl::OkStatus()));
-  if (!agreement_.any_present()) {
-    return end(absl::FailedPreconditionError(
-        "Step: no rank reported a gradient; call GradReady for the units that have one"));
-  }
-  consistency_.Clear();
-  stats_.grad_norm = agreement_.grad_norm();
-  if (agreement_.nonfinite()) {
-    stats_.skip_reason = SkipReason::kNonFiniteGradient;
-    return end(absl::OkStatus());
-  }
-  Apply();
-}
-
-void EngineCore::Apply() {
-  const double limit = input_.options.clip_grad_norm;
-  if (limit > 0.0) stats_.clip_factor = std::min(1.0, limit / (stats_.grad_norm + 1e-6));
-  ++applied_steps_;
-  const double factor = LearningRateFactor(input_.options.schedule, applied_steps_);
-  stats_.applied = true;
-  stats_.learning_rate = input_.options.groups[0].learning_rate * factor;
-  update_site_->Prepare(input_.options.groups, factor, stats_.clip_factor);
-  for (size_t unit = 0; unit < unit_steps_.size(); ++unit) {
-    if (agreement_.present()[unit]) ++unit_steps_[unit];
-  }
-  step_.AgreementDone(true, agreement_.present());
-}
-
-void EngineCore::FinishStepIfDone() {
-  if (step_call_ == nullptr) return;
-  if (step_.state() != Step::State::kFinished) {
-    if (step_.state() == Step::State::kApplying && step_.updates_done()) Stall(Stall::kUpdate);
-    return;
-  }
-  Stall(layout_.config().update_world > 1 ? Stall::kGather : Stall::kUpdate);
-  EndWindow(absl::OkStatus());
-}
-
-void EngineCore::EndWindow(absl::Status status) {
-  stats_.step = applied_steps_;
-  stats_.sent_bytes = sent_bytes_.Take();
-  window_.Reset();
-  step_.Reset();
-  agreement_.norm().Clear();
-  Call& call = *std::exchange(step_call_, nullptr);
-  call.stats = std::exchange(stats_, StepStats());
-  Answer(call, std::move(status));
-}
-
-// Counts the time since the last cause under this one.
-void EngineCore::Stall(zerohold::Stall cause) {
-  const int64_t now = telemetry::NowNs();
-  stats_.stall_ns[static_cast<int>(cause)] += now - std::exchange(stall_since_ns_, now);
+EngineCore::Issue& EngineCore::NewIssue(int index) {
+  if (free_issues_.empty()) free_issues_.push_back(&issues_.emplace_back());
+  Issue& issue = *free_issues_.back();
+  free_issues_.pop_back();
+  issue = {.core = this, .index = index};
+  return issue;
 }
 
 }  // namespace zerohold::engine

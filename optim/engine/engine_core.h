@@ -2,16 +2,21 @@
 // from one queue, pumps the interpreter of the step, answers.
 //
 // Threads: Submit from the trainer's threads, one call at a time. All else belongs to the engine
-// thread; the communication thread and the update stream touch only the operands of the operation
-// at hand, which the plan's order keeps apart, and hand over by the queue. Invariants:
+// thread; the communication threads and the update stream touch only the operands of the operation
+// at hand, which the plan's order keeps apart, and hand over by the queue. There are two channels
+// of collectives, reductions (with the agreement) and gathers of parameters, neither of which waits
+// for the other. Invariants:
 //  1. Every operation that starts pushes exactly one completion, failed or not.
-//  2. Once `failed_` is set nothing new starts, and every call gets it.
-//  3. After warm-up nothing is allocated in a step.
+//  2. What is issued next follows from the trainer's calls and the plan, never from what is
+//  finished.
+//  3. Once `failed_` is set nothing new starts, and every call gets it.
+//  4. After warm-up nothing is allocated in a step.
 #pragma once
 
 #include <absl/status/status.h>
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,8 +24,14 @@
 #include <vector>
 
 #include "optim/engine/agreement.h"
+#include "optim/engine/call.h"
+#include "optim/engine/coherence.h"
 #include "optim/engine/consistency.h"
+#include "optim/engine/gradient_frames.h"
+#include "optim/engine/loss_scaler.h"
 #include "optim/engine/model_memory.h"
+#include "optim/engine/residency.h"
+#include "optim/engine/state_access.h"
 #include "optim/engine/step.h"
 #include "optim/engine/step_plan.h"
 #include "optim/engine/update_site.h"
@@ -30,6 +41,7 @@
 #include "src/comm/executor.h"
 #include "src/device/device.h"
 #include "src/layout/layout.h"
+#include "src/memory/fault_reporter.h"
 #include "src/memory/host_buffer.h"
 #include "src/memory/ledger.h"
 #include "src/telemetry/counters.h"
@@ -37,41 +49,6 @@
 #include "zerohold/engine.h"
 
 namespace zerohold::engine {
-
-// A call of the trainer; lives on its stack until it is answered.
-struct Call {
-  enum class Kind : uint8_t {
-    kBeginMicroBatch,
-    kAcquire,
-    kRelease,
-    kGradReady,
-    kSetGroup,
-    kStep,
-    kRead,
-    kWrite,
-    kQuiesce
-  };
-  Kind kind;
-
-  // Arguments, by kind.
-  bool last = true;
-  UnitId unit = -1;
-  AcquireMode mode = AcquireMode::kForward;
-  int group = 0;
-  const GroupOptions* group_options = nullptr;
-  ParameterId parameter = -1;
-  StateKind state = StateKind::kMaster;
-  int64_t begin = 0;
-  std::span<float> out{};
-  std::span<const float> values{};
-
-  // What the caller's own check of the arguments says (kRead, kWrite: all ranks must hear of it),
-  // then the answer.
-  absl::Status status{};
-  StepStats stats{};
-  std::span<const UnitId> to_zero{};  // of kAcquire: gradient pages that the caller zeroes
-  std::atomic<bool> answered = false;
-};
 
 class EngineCore : private StepActions {
  public:
@@ -85,7 +62,8 @@ class EngineCore : private StepActions {
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(Input input);
   ~EngineCore() override;
 
-  // Sends the call to the engine thread and waits for its answer.
+  // Sends the call to the engine thread and waits for its answer, which may name memory to be
+  // moved.
   void Submit(Call& call);
   // Ends the threads, writes the trace. Reductions of a window that no Step ended are cancelled,
   // and with them the communicator. No Submit after it. Idempotent.
@@ -96,102 +74,195 @@ class EngineCore : private StepActions {
   const layout::Layout& layout() const { return layout_; }
   const ModelMemory& memory() const { return *memory_; }
   MemoryStats MemoryInUse() const { return ledger_.Read(); }
+  double loss_scale() const { return loss_scale_.load(); }
   std::string DescribePlan() const;
 
  private:
+  // An operation of the plan that a thread has been given, or a unit.
+  struct Issue {
+    EngineCore* core = nullptr;
+    int index = 0;
+    const std::byte* addends = nullptr;  // of the bucket; null: this rank takes part as zero
+    std::byte* frame = nullptr;          // of the unit
+    int64_t round = 0;
+    float divisor = 1.0f;
+    bool last = true;  // nothing comes after it in this round
+  };
+
   struct Event {
-    enum class Kind : uint8_t { kCall, kOperationDone, kAgreementDone, kAccessDone, kStop };
+    enum class Kind : uint8_t {
+      kCall,
+      kOperationDone,
+      kAgreementDone,
+      kAccessDone,
+      kGathered,      // a unit's parameters
+      kWeightShared,  // of the micro-batch, with all ranks
+      kAccumulated,   // a unit's gradients, into their fp32 sums
+      kBlamed,        // the first parameter that is not finite
+      kStop
+    };
     Kind kind = Kind::kStop;
     Call* call = nullptr;
-    int64_t index = 0;
+    Issue* issue = nullptr;  // that is done
     absl::Status status{};
   };
-  struct UpdateTask {
-    EngineCore* core;
-    int index;  // into the plan
-  };
-
   EngineCore(Input input, layout::Layout layout);
+  // engine_create.cc
   absl::Status Allocate();
   absl::Status AllocateScratch();
+  absl::Status CheckFrames() const;
+  std::vector<memory::FaultMap::Entry> FaultEntries() const;
   void Start();
+  std::vector<bool> FreshEachMicroBatch() const;
 
-  // On the engine thread.
+  absl::Status CarryOut(const Move& move);
+
+  // engine_core.cc: the loop, and calls that are answered at once.
   void Loop();
   void Handle(Event& event);
   void HandleCall(Call& call);
   void Answer(Call& call, absl::Status status);
   void Fail(const absl::Status& status);
-  void BeginMicroBatch(Call& call);
-  void Acquire(Call& call);
-  void Release(Call& call);
-  void GradReady(Call& call);
   void SetGroup(Call& call);
+  void Adopt(Call& call);
+  void AnswerAccess(const absl::Status& status);
+  void AnswerQuiesceIfQuiet();
+  Issue& NewIssue(int index);
+
+  // engine_units.cc: micro-batches and units.
+  void BeginMicroBatch(Call& call);
+  absl::Status CheckWeight(double weight) const;
+  absl::Status CheckLimit() const;
+  void BeginRoundOf(bool last);
+  void Acquire(Call& call);
+  absl::Status AcquireParameters(UnitId unit, AcquireMode mode);
+  absl::Status AcquireGradients(std::span<const UnitId> begins);
+  bool MakeGradientRoom(UnitId unit);
+  void AnswerAcquireIfReady();
+  void Release(Call& call);
+  void ReleaseParameters(UnitId unit, bool written);
+  void GradReady(Call& call);
+  void TakeGradients(std::span<const UnitId> ready);
+  void CloseMicroBatch();
+  void Prefetch();
+  void IssueGathers();
+  std::byte* Copy(int32_t space) const;
+  void Remember(UnitId unit);
+  ParameterId FindChanged(UnitId unit) const;
+  uint64_t HashUnit(UnitId unit) const;
+  bool RoundEachMicroBatch() const { return memory_plan_.sum_levels > 0; }
+  bool RoundOpen() const { return RoundEachMicroBatch() || window_.last(); }
+
+  // engine_step.cc: the course of a step.
   void BeginStep(Call& call);
-  void ZeroUnstarted();
+  absl::Status CheckStep() const;
+  void RequestStepIfReady();
+  float Divisor() const;
   void TakeVerdict();
   void Apply();
-  void AnswerAccess(const absl::Status& status);
+  void Skip();
   void FinishStepIfDone();
-  void AnswerQuiesceIfQuiet();
   void EndWindow(absl::Status status);
   void Stall(zerohold::Stall cause);
-  uint64_t HashUnit(UnitId unit) const;
-  void SetDivisor();
-
-  // StepActions, on the engine thread.
   void StartOperation(int index) override;
   void StartAgreement() override;
+  const std::byte* Addends(const Operation& operation) const;
 
-  // On the communication thread.
-  static void RunCollective(void* self, int64_t index);
+  // engine_tasks.cc. On the communication threads:
+  static void RunCollective(void* issue, int64_t);
+  static void RunGather(void* issue, int64_t);
+  static void RunShareWeight(void* self, int64_t weight_bits);
   static void RunAgreement(void* self, int64_t);
   static void RunAccess(void* self, int64_t);
-  absl::Status Collective(const Operation& operation);
+  static void RunBlame(void* self, int64_t);
+  absl::Status Collective(const Issue& issue);
+  absl::Status ReduceScatter(const Issue& issue, const layout::Bucket& bucket);
+  absl::Status AllGather(const Operation& operation, const layout::Bucket& bucket);
+  absl::Status GatherUnit(const Issue& issue);
   absl::Status Agree();
   absl::Status Access(Call& call);
-  // On the update stream.
-  static void RunUpdate(void* task);
+  absl::Status Blame();
+  void CutShards(const layout::Bucket& bucket, std::vector<layout::Range>& shards) const;
+  comm::Mean MeanOf(const layout::Bucket& bucket, float divisor);
+  void PointSumsAt(const layout::Bucket& bucket);
+  int64_t HeldIndex(const layout::Bucket& bucket, layout::Range shard) const;
+  // On the update stream:
+  static void RunUpdate(void* issue);
+  static void RunAccumulate(void* issue);
 
   Input input_;
   const layout::Layout layout_;
   comm::Communicator& communicator_;
+  std::shared_ptr<comm::Communicator>
+      gather_communicator_;  // the other, where units come in frames
   memory::Ledger ledger_;
   telemetry::Counters<Traffic> sent_bytes_;
   telemetry::Trace trace_;
+  const MemoryPlan memory_plan_;
   std::unique_ptr<ModelMemory> memory_;
+  std::unique_ptr<StateAccess> access_;
+  std::unique_ptr<memory::FaultMap> fault_map_;
   memory::HostBuffer scratch_;
   StepPlan plan_;
+  std::vector<int64_t> reductions_of_unit_;
 
   // Of the engine thread.
   base::BlockingQueue<Event> queue_;
   Window window_;
+  Residency residency_;
+  GradientFrames gradient_frames_;
+  Coherence coherence_;
   Step step_;
   Agreement agreement_;
   Consistency consistency_;
+  LossScaler loss_scaler_;
+  std::atomic<double> loss_scale_;
   std::vector<int64_t> unit_steps_;  // updates of each unit so far
   int64_t applied_steps_ = 0;
-  float divisor_ = 1.0f;
   absl::Status failed_;
-  Call* step_call_ = nullptr;    // waiting for its step
-  Call* access_call_ = nullptr;  // waiting for its read or write
+  Call* step_call_ = nullptr;     // waiting for its step
+  Call* access_call_ = nullptr;   // waiting for its read or write
+  Call* acquire_call_ = nullptr;  // waiting for gathers and for room
   Call* quiesce_call_ = nullptr;
-  int64_t collectives_in_flight_ = 0;
+  int64_t in_flight_ = 0;     // collectives
+  int64_t accumulating_ = 0;  // units
+  bool step_requested_ = false;
   absl::Status step_local_;  // what this rank has against the step
+  absl::Status incoherent_;  // a copy was found changed at a Release
   absl::Status refusal_;     // what the ranks agreed against it
   StepStats stats_;
   int64_t stall_since_ns_ = 0;
-  std::vector<UnitId> unit_list_;  // answers of Window
+  std::vector<UnitId> begins_;  // of the acquire at hand
+  std::vector<UnitId> ready_;
+  std::vector<Gather> gathers_;
+  std::vector<Move> moves_;  // of the answer at hand
+  std::vector<uint8_t> parameters_attached_;
+  std::vector<uint8_t> gradients_attached_;
+  std::vector<int64_t> gathers_in_flight_;     // of each unit
+  std::vector<int64_t> reductions_issued_;     // of each unit, in this round
+  std::vector<int64_t> reductions_in_flight_;  // of each unit
+  std::vector<uint8_t> accumulated_;  // units whose fp32 sums hold something of this window
+  std::deque<Issue> issues_;          // addresses stay
+  std::vector<Issue*> free_issues_;
 
-  // Of the communication thread.
+  // Of the reduction channel; the engine thread writes them only when it has nothing in flight
+  // there.
+  std::vector<float> weights_;  // of each rank, of the micro-batch at hand
+  double weight_sum_ = 0.0;
   std::vector<layout::Range> shards_;
   std::vector<comm::Piece> pieces_;
+  std::vector<float*> levels_;
+  ParameterId blamed_ = -1;
+  // Of the gather channel.
+  std::vector<layout::Range> gather_shards_;
+  std::vector<comm::Piece> gather_pieces_;
 
   std::unique_ptr<UpdateSite> update_site_;
-  std::vector<UpdateTask> update_tasks_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> update_stream_;
   std::unique_ptr<comm::Executor> executor_;
+  std::unique_ptr<comm::Executor> own_gather_executor_;
+  comm::Executor* gather_executor_ = nullptr;
   std::thread thread_;
 };
 

@@ -1,54 +1,162 @@
-// What the engine has others do: collectives on the communication thread, updates on the update
+// What the engine has others do: collectives on the communication threads, arithmetic on the update
 // stream. Each touches the operands of its operation and hands over by the queue.
 #include <absl/strings/str_cat.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "optim/engine/accumulate.h"
 #include "optim/engine/engine_core.h"
-#include "optim/engine/state_access.h"
 #include "src/base/hash.h"
 #include "src/base/status_macros.h"
 
 namespace zerohold::engine {
 
-void EngineCore::RunCollective(void* self, int64_t index) {
-  auto& core = *static_cast<EngineCore*>(self);
-  const Operation& operation = core.plan_.operations[index];
-  const telemetry::Span span(core.trace_, telemetry::Lane::kComm,
-                             operation.verb == Verb::kReduceScatter ? "ReduceScatter" : "AllGather",
+void EngineCore::RunCollective(void* context, int64_t) {
+  auto& issue = *static_cast<Issue*>(context);
+  EngineCore& core = *issue.core;
+  const Operation& operation = core.plan_.operations[issue.index];
+  const telemetry::Span span(core.trace_, telemetry::Lane::kComm, NameOf(operation.verb),
                              operation.target);
   core.queue_.Push(
-      {.kind = Event::Kind::kOperationDone, .index = index, .status = core.Collective(operation)});
+      {.kind = Event::Kind::kOperationDone, .issue = &issue, .status = core.Collective(issue)});
 }
 
-absl::Status EngineCore::Collective(const Operation& operation) {
+absl::Status EngineCore::Collective(const Issue& issue) {
+  const Operation& operation = plan_.operations[issue.index];
   const layout::Bucket bucket = layout_.BucketAt(operation.target);
+  if (operation.verb == Verb::kReduceScatter) return ReduceScatter(issue, bucket);
+  if (operation.verb == Verb::kAllGather) return AllGather(operation, bucket);
+  PointSumsAt(bucket);
+  const int64_t elems = layout_.ShardOf(bucket, communicator_.rank(), communicator_.size()).size();
+  communicator_.FinishSum({.levels = levels_}, issue.round + 1, elems,
+                          MeanOf(bucket, issue.divisor));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::ReduceScatter(const Issue& issue, const layout::Bucket& bucket) {
   const layout::FlatSpace& space = layout_.spaces()[bucket.space];
+  const SpaceMemory& memory = memory_->space(bucket.space);
+  CutShards(bucket, shards_);
+  PointSumsAt(bucket);
+  const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
+  return communicator_.ReduceScatter(
+      {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
+      {.addends = issue.addends,
+       .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
+       .shards = shards_,
+       .weights = weighted ? std::span<const float>(weights_) : std::span<const float>(),
+       .sums = {.levels = levels_, .round = issue.round},
+       .mean = MeanOf(bucket, issue.divisor)});
+}
+
+// Elements from the bucket's first.
+void EngineCore::CutShards(const layout::Bucket& bucket, std::vector<layout::Range>& shards) const {
   const int world = communicator_.size();
-  shards_.clear();
-  pieces_.clear();
+  shards.clear();
   for (int rank = 0; rank < world; ++rank) {
     const layout::Range shard = layout_.ShardOf(bucket, rank, world);
     const int64_t begin = shard.begin - bucket.range.begin;
-    shards_.push_back({begin, begin + shard.size()});
-    pieces_.push_back(
-        {rank, begin * int64_t{sizeof(float)}, shard.size() * int64_t{sizeof(float)}});
+    shards.push_back({begin, begin + shard.size()});
   }
-  float* const buffer =
-      (operation.operand == Operand::kGradient ? memory_->Gradients(bucket.space)
-                                               : memory_->Parameters(bucket.space)) +
-      bucket.range.begin;
-  const std::string_view unit = input_.units[operation.unit].name;
-  if (operation.verb == Verb::kAllGather) {
-    return communicator_.AllGather({"AllGather", "bucket", operation.target, unit}, buffer,
-                                   pieces_);
+}
+
+// Where this rank's shard of the bucket begins among what it holds: itself, or the whole bucket.
+int64_t EngineCore::HeldIndex(const layout::Bucket& bucket, layout::Range shard) const {
+  return layout_.HeldBegin(bucket) + shard.begin - layout_.HeldOf(bucket).begin;
+}
+
+void EngineCore::PointSumsAt(const layout::Bucket& bucket) {
+  const layout::Range shard = layout_.ShardOf(bucket, communicator_.rank(), communicator_.size());
+  levels_.clear();
+  for (float* sum : memory_->space(bucket.space).sums) {
+    levels_.push_back(sum + HeldIndex(bucket, shard));
   }
-  return communicator_.ReduceScatter({"ReduceScatter", "bucket", operation.target, unit},
-                                     {.addends = buffer,
-                                      .dtype = DType::kFloat32,
-                                      .shards = shards_,
-                                      .out = buffer + shards_[communicator_.rank()].begin,
-                                      .divisor = divisor_,
-                                      .norm = &agreement_.norm(),
-                                      .norm_weight = space.norm_weight});
+}
+
+comm::Mean EngineCore::MeanOf(const layout::Bucket& bucket, float divisor) {
+  const layout::FlatSpace& space = layout_.spaces()[bucket.space];
+  const Array& result = memory_->space(bucket.space).result;
+  const layout::Range shard = layout_.ShardOf(bucket, communicator_.rank(), communicator_.size());
+  const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
+  return {.out = result.At(shard.begin, HeldIndex(bucket, shard)),
+          .dtype = result.dtype,
+          .rounded_to = weighted ? DType::kFloat32 : space.dtype,
+          .divisor = weighted ? static_cast<float>(weight_sum_) : divisor,
+          .norm = &agreement_.norm(),
+          .norm_weight = space.norm_weight};
+}
+
+absl::Status EngineCore::AllGather(const Operation& operation, const layout::Bucket& bucket) {
+  const bool gradient = operation.operand == Operand::kGradient;
+  const SpaceMemory& memory = memory_->space(bucket.space);
+  const Array& array = gradient ? memory.result : memory.copy;
+  std::vector<layout::Range>& shards = gradient ? shards_ : gather_shards_;
+  std::vector<comm::Piece>& pieces = gradient ? pieces_ : gather_pieces_;
+  CutShards(bucket, shards);
+  pieces.clear();
+  const int64_t elem_bytes = SizeOf(array.dtype);
+  for (size_t rank = 0; rank < shards.size(); ++rank) {
+    pieces.push_back({static_cast<int>(rank), shards[rank].begin * elem_bytes,
+                      shards[rank].size() * elem_bytes});
+  }
+  comm::Communicator& communicator = gradient ? communicator_ : *gather_communicator_;
+  return communicator.AllGather(
+      {"AllGather", "bucket", bucket.index, input_.units[operation.unit].name},
+      array.At(bucket.range.begin, layout_.HeldBegin(bucket)), pieces);
+}
+
+void EngineCore::RunGather(void* context, int64_t) {
+  auto& issue = *static_cast<Issue*>(context);
+  EngineCore& core = *issue.core;
+  const telemetry::Span span(core.trace_, telemetry::Lane::kComm, "gather unit", issue.index);
+  core.queue_.Push(
+      {.kind = Event::Kind::kGathered, .issue = &issue, .status = core.GatherUnit(issue)});
+}
+
+// Brings a unit's parameters into its frame: the own shards from where they are held, the others'
+// from them.
+absl::Status EngineCore::GatherUnit(const Issue& issue) {
+  const layout::UnitPlace& unit = layout_.units()[issue.index];
+  const std::string_view name = input_.units[issue.index].name;
+  for (int i = unit.first_space; i < unit.last_space; ++i) {
+    const layout::FlatSpace& space = layout_.spaces()[i];
+    const int64_t elem_bytes = SizeOf(space.dtype);
+    std::byte* const copy = issue.frame + space.parameter_offset_bytes - unit.parameter_bytes.begin;
+    for (int64_t b = space.first_bucket; b < space.first_bucket + space.bucket_count; ++b) {
+      const layout::Bucket bucket = layout_.BucketAt(b);
+      const layout::Range held = layout_.HeldOf(bucket);
+      std::memcpy(copy + held.begin * elem_bytes,
+                  memory_->space(i).copy.At(held.begin, layout_.HeldBegin(bucket)),
+                  held.size() * elem_bytes);
+      CutShards(bucket, gather_shards_);
+      gather_pieces_.clear();
+      for (size_t rank = 0; rank < gather_shards_.size(); ++rank) {
+        gather_pieces_.push_back({static_cast<int>(rank), gather_shards_[rank].begin * elem_bytes,
+                                  gather_shards_[rank].size() * elem_bytes});
+      }
+      ZH_RETURN_IF_ERROR(gather_communicator_->AllGather({"AllGather", "parameters", b, name},
+                                                         copy + bucket.range.begin * elem_bytes,
+                                                         gather_pieces_));
+    }
+    coherence_.Remember(i, copy);
+  }
+  return absl::OkStatus();
+}
+
+// Every rank's weight of the micro-batch, so that each can multiply what it gets from the others.
+void EngineCore::RunShareWeight(void* self, int64_t weight_bits) {
+  auto& core = *static_cast<EngineCore*>(self);
+  core.weights_[core.communicator_.rank()] = static_cast<float>(std::bit_cast<double>(weight_bits));
+  core.pieces_.clear();
+  for (int rank = 0; rank < core.communicator_.size(); ++rank) {
+    core.pieces_.push_back({rank, rank * int64_t{sizeof(float)}, sizeof(float)});
+  }
+  absl::Status status = core.communicator_.AllGather({"weight of the micro-batch"},
+                                                     core.weights_.data(), core.pieces_);
+  for (const float weight : core.weights_) core.weight_sum_ += weight;
+  core.queue_.Push({.kind = Event::Kind::kWeightShared, .status = std::move(status)});
 }
 
 void EngineCore::RunAgreement(void* self, int64_t) {
@@ -60,9 +168,9 @@ void EngineCore::RunAgreement(void* self, int64_t) {
 // The engine thread waits for this and touches none of it meanwhile. What the ranks have against
 // the step goes into refusal_, the same on all of them; only a failed collective is an error here.
 absl::Status EngineCore::Agree() {
+  weight_sum_ = 0.0;  // the sums are finished
   const std::vector<GroupOptions>& groups = input_.options.groups;
-  agreement_.Begin(!step_local_.ok(), communicator_.rank(), communicator_.size(),
-                   consistency_.Hash(groups));
+  agreement_.Begin(!step_local_.ok(), consistency_.Hash(groups));
   for (size_t unit = 0; unit < unit_steps_.size(); ++unit) {
     if (window_.Present(static_cast<UnitId>(unit)))
       agreement_.AddPresent(static_cast<UnitId>(unit));
@@ -97,20 +205,55 @@ absl::Status EngineCore::Access(Call& call) {
   const layout::Layout::Place place = layout_.PlaceOf(call.parameter);
   const int64_t begin = place.range.begin + call.begin;
   const StateRange what{call.state, place.space, {begin, begin + elems}};
-  if (read) return ReadState(communicator_, layout_, *memory_, what, call.out);
-  WriteState(layout_, *memory_, what, call.values);
+  if (read) return access_->Read(communicator_, what, call.out);
+  access_->Write(what, call.values);
   return absl::OkStatus();
 }
 
-void EngineCore::RunUpdate(void* task) {
-  const auto& update = *static_cast<UpdateTask*>(task);
-  EngineCore& core = *update.core;
-  const Operation& operation = core.plan_.operations[update.index];
+void EngineCore::RunBlame(void* self, int64_t) {
+  auto& core = *static_cast<EngineCore*>(self);
+  core.queue_.Push({.kind = Event::Kind::kBlamed, .status = core.Blame()});
+}
+
+// The lowest parameter, over all ranks, whose reduced gradient is not finite.
+absl::Status EngineCore::Blame() {
+  const auto count = static_cast<int64_t>(input_.parameters.size());
+  int64_t first = count;
+  for (int64_t id = 0; id < count && first == count; ++id) {
+    if (input_.parameters[id].frozen) continue;
+    const layout::Layout::Place place = layout_.PlaceOf(static_cast<ParameterId>(id));
+    if (!access_->HeldFinite({StateKind::kGradient, place.space, place.range})) first = id;
+  }
+  int64_t negated = -first;
+  ZH_RETURN_IF_ERROR(communicator_.AllReduce({"blame"}, {}, {&negated, 1}, {}));
+  blamed_ = -negated < count ? static_cast<ParameterId>(-negated) : -1;
+  return absl::OkStatus();
+}
+
+void EngineCore::RunUpdate(void* context) {
+  auto& issue = *static_cast<Issue*>(context);
+  EngineCore& core = *issue.core;
+  const Operation& operation = core.plan_.operations[issue.index];
   {
     const telemetry::Span span(core.trace_, telemetry::Lane::kUpdate, "Update", operation.target);
     core.update_site_->Update(operation.target, core.unit_steps_[operation.unit]);
   }
-  core.queue_.Push({.kind = Event::Kind::kOperationDone, .index = update.index});
+  core.queue_.Push({.kind = Event::Kind::kOperationDone, .issue = &issue});
+}
+
+void EngineCore::RunAccumulate(void* context) {
+  auto& issue = *static_cast<Issue*>(context);
+  EngineCore& core = *issue.core;
+  const layout::UnitPlace& unit = core.layout_.units()[issue.index];
+  const telemetry::Span span(core.trace_, telemetry::Lane::kUpdate, "accumulate", issue.index);
+  for (int i = unit.first_space; i < unit.last_space; ++i) {
+    const layout::FlatSpace& space = core.layout_.spaces()[i];
+    if (space.frozen) continue;
+    const SpaceMemory& memory = core.memory_->space(i);
+    Accumulate(memory.gradient.base, space.dtype, space.elems, issue.round > 0,
+               reinterpret_cast<float*>(memory.full_sum.base));
+  }
+  core.queue_.Push({.kind = Event::Kind::kAccumulated, .issue = &issue});
 }
 
 }  // namespace zerohold::engine

@@ -1,43 +1,156 @@
-// The model's bytes on this rank.
+// Fills the table of bases: one buffer for each kind of array, cut space by space.
 #include "optim/engine/model_memory.h"
 
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "optim/kernels/masters.h"
+#include "optim/kernels/update.h"
+#include "src/base/align.h"
 #include "src/base/status_macros.h"
 
 namespace zerohold::engine {
 
+// Where a space's array will lie in the buffer of its kind.
+class ModelMemory::Pieces {
+ public:
+  template <typename T>
+  void Add(int64_t bytes, T** base) {
+    pieces_.push_back({bytes_, [base](std::byte* at) { *base = reinterpret_cast<T*>(at); }});
+    bytes_ += base::AlignUp(bytes, 64);
+  }
+  absl::Status Allocate(MemoryKind kind, memory::Ledger* ledger,
+                        std::vector<memory::HostBuffer>& buffers) {
+    ZH_ASSIGN_OR_RETURN(memory::HostBuffer buffer,
+                        memory::HostBuffer::Allocate(bytes_, kind, ledger));
+    for (const Piece& piece : pieces_)
+      piece.set(static_cast<std::byte*>(buffer.data()) + piece.offset);
+    buffers.push_back(std::move(buffer));
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Piece {
+    int64_t offset;
+    std::function<void(std::byte*)> set;
+  };
+  std::vector<Piece> pieces_;
+  int64_t bytes_ = 0;
+};
+
+namespace {
+
+// Two of the largest, so that one comes while the other is used.
+int64_t FrameBytes(int64_t asked, int64_t largest) {
+  if (largest == 0) return 0;
+  return asked > 0 ? asked / base::kFrameBytes * base::kFrameBytes : 2 * largest;
+}
+
+}  // namespace
+
+MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout) {
+  MemoryPlan plan;
+  const kernels::RuleFacts& rule = *kernels::FactsOf(options.rule);
+  plan.moment1 = rule.moment1;
+  plan.moment2 = rule.moment2;
+  plan.master = options.master;
+  const bool accumulates = options.max_micro_batches > 1;
+  const bool weighted = options.reduction == GradientReduction::kWeightedMean;
+  if (options.reproducible && accumulates) {
+    plan.sum_levels = std::bit_width(static_cast<uint64_t>(options.max_micro_batches));
+  } else if ((accumulates && layout.config().gradient_frames) || weighted) {
+    plan.sum_levels = 1;
+  }
+  const bool all_fp32 = std::ranges::all_of(layout.spaces(), [](const layout::FlatSpace& space) {
+    return space.dtype == DType::kFloat32;
+  });
+  const bool plain = plan.sum_levels == 0 && !layout.config().gradient_frames;
+  plan.sums_in_place = plain && all_fp32;
+  plan.full_sums = accumulates && plain && !all_fp32;
+  plan.parameter_frame_bytes =
+      FrameBytes(options.max_live_parameters_bytes, layout.max_framed_parameter_bytes());
+  plan.gradient_frame_bytes =
+      FrameBytes(options.max_live_gradients_bytes, layout.max_framed_gradient_bytes());
+  return plan;
+}
+
 absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communicator& communicator,
                                                                  const layout::Layout& layout,
+                                                                 const MemoryPlan& plan,
                                                                  memory::Ledger* ledger,
                                                                  const base::NoticeSink& notice) {
   std::unique_ptr<ModelMemory> memory(new ModelMemory(layout));
-  ZH_ASSIGN_OR_RETURN(memory->arenas_, CreateArenas(communicator, layout, ledger, notice));
-
-  int64_t elems = 0;
-  for (const layout::Record& record : layout.records()) {
-    memory->record_begin_.push_back(elems);
-    elems += record.elems;
-  }
-  const auto allocate = [&](MemoryKind kind, memory::HostBuffer& buffer) {
-    auto allocated = memory::HostBuffer::Allocate(elems * int64_t{sizeof(float)}, kind, ledger);
-    if (allocated.ok()) buffer = std::move(allocated).value();
-    return allocated.status();
-  };
-  absl::Status status = allocate(MemoryKind::kMoment1, memory->moment1_buffer_);
-  if (status.ok()) status = allocate(MemoryKind::kMoment2, memory->moment2_buffer_);
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
-  memory->moment1_ = static_cast<float*>(memory->moment1_buffer_.data());
-  memory->moment2_ = static_cast<float*>(memory->moment2_buffer_.data());
+  ZH_ASSIGN_OR_RETURN(memory->arenas_,
+                      CreateArenas(communicator, layout, plan.parameter_frame_bytes,
+                                   plan.gradient_frame_bytes, ledger, notice));
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, memory->Allocate(plan, ledger)));
   return memory;
 }
 
-float* ModelMemory::Parameters(int32_t space) const {
-  return reinterpret_cast<float*>(arenas_.parameters.base() +
-                                  layout_.spaces()[space].parameter_offset_bytes);
+absl::Status ModelMemory::Allocate(const MemoryPlan& plan, memory::Ledger* ledger) {
+  for (const layout::FlatSpace& space : layout_.spaces()) {
+    if (plan.full_sums && space.dtype != DType::kFloat32) unit_has_full_sums_[space.unit] = true;
+  }
+  Pieces copies, gradients, masters, moments1, moments2;
+  for (size_t i = 0; i < spaces_.size(); ++i) {
+    const layout::FlatSpace& space = layout_.spaces()[i];
+    const layout::UnitPlace& unit = layout_.units()[space.unit];
+    SpaceMemory& memory = spaces_[i];
+    const int64_t held_bytes = space.held_elems * SizeOf(space.dtype);
+    const int64_t held_fp32_bytes = space.held_elems * SizeOf(DType::kFloat32);
+
+    memory.copy.dtype = space.dtype;
+    memory.copy.held = unit.parameters_framed;
+    if (unit.parameters_framed) {
+      copies.Add(held_bytes, &memory.copy.base);
+    } else {
+      memory.copy.base = ParameterAddress(static_cast<int32_t>(i));
+    }
+    if (space.frozen) continue;
+
+    memory.gradient.dtype = memory.result.dtype = space.dtype;
+    if (!unit.gradients_framed) memory.gradient.base = GradientAddress(static_cast<int32_t>(i));
+    memory.sums.resize(plan.sum_levels);
+    for (float*& sum : memory.sums) gradients.Add(held_fp32_bytes, &sum);
+    if (HasFullSums(space.unit))
+      gradients.Add(space.elems * SizeOf(DType::kFloat32), &memory.full_sum.base);
+    memory.result.held = unit.gradients_framed && plan.sum_levels == 0;
+    if (memory.result.held) gradients.Add(held_bytes, &memory.result.base);
+
+    const int64_t master_bytes =
+        kernels::MasterBytes({.copy = space.dtype, .master = plan.master}) * space.held_elems;
+    if (master_bytes > 0) masters.Add(master_bytes, &memory.master);
+    if (plan.moment1) moments1.Add(held_fp32_bytes, &memory.moment1);
+    if (plan.moment2) moments2.Add(held_fp32_bytes, &memory.moment2);
+  }
+  ZH_RETURN_IF_ERROR(copies.Allocate(MemoryKind::kParameters, ledger, buffers_));
+  ZH_RETURN_IF_ERROR(gradients.Allocate(MemoryKind::kGradients, ledger, buffers_));
+  ZH_RETURN_IF_ERROR(masters.Allocate(MemoryKind::kMaster, ledger, buffers_));
+  ZH_RETURN_IF_ERROR(moments1.Allocate(MemoryKind::kMoment1, ledger, buffers_));
+  ZH_RETURN_IF_ERROR(moments2.Allocate(MemoryKind::kMoment2, ledger, buffers_));
+  // Where the reduced gradient is not an array of its own, it is the sum's, or the gradient's.
+  for (SpaceMemory& memory : spaces_) {
+    if (!memory.sums.empty()) {
+      memory.result = {reinterpret_cast<std::byte*>(memory.sums[0]), DType::kFloat32, true};
+    } else if (memory.full_sum.base != nullptr) {
+      memory.result = memory.full_sum;
+    } else if (!memory.result.held) {
+      memory.result = memory.gradient;
+    }
+  }
+  return absl::OkStatus();
 }
 
-float* ModelMemory::Gradients(int32_t space) const {
-  return reinterpret_cast<float*>(arenas_.gradients.base() +
-                                  layout_.spaces()[space].gradient_offset_bytes);
+std::byte* ModelMemory::ParameterAddress(int32_t space) const {
+  return reinterpret_cast<std::byte*>(arenas_.parameters.base()) +
+         layout_.spaces()[space].parameter_offset_bytes;
+}
+
+std::byte* ModelMemory::GradientAddress(int32_t space) const {
+  const int64_t offset = layout_.spaces()[space].gradient_offset_bytes;
+  if (offset < 0) return nullptr;
+  return reinterpret_cast<std::byte*>(arenas_.gradients.base()) + offset;
 }
 
 }  // namespace zerohold::engine

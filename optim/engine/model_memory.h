@@ -1,59 +1,98 @@
-// Where the model's bytes are on this rank: the arenas of parameters and gradients, whose frames
-// are pieces of the node's shared segment, and the optimizer states of this rank's records.
+// Where the model's bytes are on this rank, flat space by flat space: a table of bases that every
+// stage, form and dtype only fills differently.
 //
-// Threads: made once; then what the engine's order of operations says about each range.
+// Two ways to index a space's arrays: by element of the space (what every rank has in full), or by
+// element of what this rank holds of it (its update ranges end to end, layout::HeldBegin). Threads:
+// made once; then what the engine's order of operations says about each range.
 #pragma once
 
 #include <absl/status/statusor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "src/base/notice.h"
-#include "src/comm/communicator.h"
+#include "optim/engine/arenas.h"
 #include "src/layout/layout.h"
-#include "src/memory/address_arena.h"
 #include "src/memory/host_buffer.h"
-#include "src/memory/ledger.h"
+#include "zerohold/options.h"
 
 namespace zerohold::engine {
 
-// A node's ranks put their arenas into one segment that the lowest of them makes. Where shared
-// memory has no room the arenas are private memory, and `notice` says so once. Collective. Errors,
-// the same on all ranks: ResourceExhausted with asked and available.
-struct Arenas {
-  memory::AddressArena parameters;
-  memory::AddressArena gradients;
+// An array with one of the two ways of indexing.
+struct Array {
+  std::byte* base = nullptr;  // null: there is none
+  DType dtype = DType::kFloat32;
+  bool held = false;  // indexed by held element; else by element of the space
+
+  std::byte* At(int64_t space_elem, int64_t held_elem) const {
+    return base + (held ? held_elem : space_elem) * SizeOf(dtype);
+  }
 };
-absl::StatusOr<Arenas> CreateArenas(comm::Communicator& communicator, const layout::Layout& layout,
-                                    memory::Ledger* ledger, const base::NoticeSink& notice);
+
+struct SpaceMemory {
+  Array copy;      // compute copy: of all, or of what is held where units come in frames
+  Array gradient;  // what the trainer adds to; null where it comes in frames
+  Array result;    // reduced gradient: this rank's shards are valid (all, after a gather)
+  Array full_sum;  // fp32 sums of this rank's own micro-batches, in full
+  // fp32 running sums of reduced micro-batches; more than one level for the pairwise tree over
+  // rounds.
+  std::vector<float*> sums;     // by held element
+  std::byte* master = nullptr;  // fp32, or the low 16 bits; by held element; null: the copy is it
+  float* moment1 = nullptr;     // by held element
+  float* moment2 = nullptr;
+};
+
+// What the tables depend on besides the layout.
+struct MemoryPlan {
+  bool moment1 = true;
+  bool moment2 = true;
+  MasterForm master = MasterForm::kFloat32;
+  bool full_sums =
+      false;  // gradients of units with 16-bit types are summed in fp32 before one reduction
+  int sum_levels = 0;          // running sums of reductions; 0 for one reduction a step
+  bool sums_in_place = false;  // gradients are their own sums: any number of micro-batches
+  int64_t parameter_frame_bytes = 0;
+  int64_t gradient_frame_bytes = 0;
+};
+MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout);
 
 class ModelMemory {
  public:
   // `layout` and `ledger` outlive it. Collective.
+  // Errors, the same on all ranks: ResourceExhausted with asked and available.
   static absl::StatusOr<std::unique_ptr<ModelMemory>> Create(comm::Communicator& communicator,
                                                              const layout::Layout& layout,
+                                                             const MemoryPlan& plan,
                                                              memory::Ledger* ledger,
                                                              const base::NoticeSink& notice);
 
-  // First element of a flat space in the arena.
-  float* Parameters(int32_t space) const;
-  float* Gradients(int32_t space) const;
-  // A record's arrays, elems of it each.
-  float* Moment1(int64_t record) const { return moment1_ + record_begin_[record]; }
-  float* Moment2(int64_t record) const { return moment2_ + record_begin_[record]; }
+  const SpaceMemory& space(int32_t index) const { return spaces_[index]; }
+  // See MemoryPlan::full_sums.
+  bool HasFullSums(UnitId unit) const { return unit_has_full_sums_[unit]; }
+  Arenas& arenas() { return arenas_; }
+
+  // What the trainer sees; addresses, whether there is memory now or not.
+  std::byte* ParameterAddress(int32_t space) const;
+  std::byte* GradientAddress(int32_t space) const;  // null for a frozen one
 
  private:
-  explicit ModelMemory(const layout::Layout& layout) : layout_(layout) {}
+  explicit ModelMemory(const layout::Layout& layout)
+      : layout_(layout),
+        spaces_(layout.spaces().size()),
+        unit_has_full_sums_(layout.units().size(), false) {}
+  absl::Status Allocate(const MemoryPlan& plan, memory::Ledger* ledger);
+
+  // Appends `elems` of `bytes` each for a space to the buffer of a kind, which is allocated in one
+  // piece when all have asked.
+  class Pieces;
 
   const layout::Layout& layout_;
+  std::vector<SpaceMemory> spaces_;
+  std::vector<bool> unit_has_full_sums_;
   Arenas arenas_;
-  memory::HostBuffer moment1_buffer_;
-  memory::HostBuffer moment2_buffer_;
-  float* moment1_ = nullptr;
-  float* moment2_ = nullptr;
-  std::vector<int64_t> record_begin_;  // elements before each record
+  std::vector<memory::HostBuffer> buffers_;
 };
 
 }  // namespace zerohold::engine

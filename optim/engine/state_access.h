@@ -1,4 +1,5 @@
-// Reads and writes any element range of any state, wherever its owners are.
+// Reads and writes any element range of any state, wherever and in whatever form its owners hold
+// it.
 //
 // Threads: one at a time, between steps.
 #pragma once
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "optim/engine/model_memory.h"
+#include "optim/kernels/masters.h"
 #include "src/comm/communicator.h"
 #include "src/layout/layout.h"
 #include "zerohold/engine.h"
@@ -23,12 +25,32 @@ struct StateRange {
   layout::Range range;
 };
 
-// Fills `out` on every rank. Collective.
-absl::Status ReadState(comm::Communicator& communicator, const layout::Layout& layout,
-                       const ModelMemory& memory, const StateRange& what, std::span<float> out);
+class StateAccess {
+ public:
+  // Both outlive it.
+  StateAccess(const layout::Layout& layout, const ModelMemory& memory, MasterForm master);
 
-// Takes this rank's part of `values`, which are the same on every rank. Not collective.
-void WriteState(const layout::Layout& layout, const ModelMemory& memory, const StateRange& what,
-                std::span<const float> values);
+  // Fills `out` on every rank. Collective.
+  absl::Status Read(comm::Communicator& communicator, const StateRange& what,
+                    std::span<float> out) const;
+  // Takes this rank's part of `values`, which are the same on every rank; a master's copies are
+  // rounded anew.
+  void Write(const StateRange& what, std::span<const float> values) const;
+  // The masters, and what is held of the copies, become what `full`, the whole space in its dtype,
+  // says. It may be the copy itself.
+  void Adopt(int32_t space, const std::byte* full) const;
+  // Whether all of what this rank holds of it is finite.
+  bool HeldFinite(const StateRange& what) const;
+
+ private:
+  void ReadHeld(const StateRange& what, layout::Range part, int64_t held, float* out) const;
+  static void SetCopy(std::span<const float> values, kernels::WeightForm form, std::byte* copy);
+  std::byte* MasterAt(const SpaceMemory& space, int64_t held) const;
+  kernels::WeightForm Form(const SpaceMemory& space) const;
+
+  const layout::Layout& layout_;
+  const ModelMemory& memory_;
+  const MasterForm master_;
+};
 
 }  // namespace zerohold::engine

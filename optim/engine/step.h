@@ -2,13 +2,16 @@
 // engine thread pumps it; tests pump it with completions in any order.
 //
 // Threads: one owner.
-// Invariants:
-//  1. An operation starts once, and only when all that it waits for is done; of one lane, in plan
-//  order.
-//  2. The agreement starts when every kReduce operation is done and Step was called; no kApply
-//  operation
-//     starts before its verdict.
-//  3. Operations of units that no rank has a gradient for count as done without starting.
+// Reductions come in rounds: one for the step, or one for each micro-batch. A round that
+// accumulates runs the kReduce operations; the final one the kFinish ones too, right behind them; a
+// flush those alone. Invariants:
+//  1. An operation starts once in a round (kApply: in a step), and only when all that it waits for
+//  is done; of
+//     one lane, in plan order.
+//  2. The agreement starts when the last round is done and Step was called; no kApply operation
+//  starts before
+//     its verdict.
+//  3. Updates and gathers of units that no rank has a gradient for count as done without starting.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +30,25 @@ class StepActions {
   virtual void StartAgreement() = 0;
 };
 
+enum class Round : uint8_t { kAccumulate, kFinal, kFlush };
+
 class Step {
  public:
   Step(const StepPlan& plan, int units, StepActions& actions);
 
-  // A new window of micro-batches: everything back to the start.
+  // A new window of micro-batches: everything back to the start. Requires: nothing in flight.
   void Reset();
-  // The unit's gradients are final for this window. Idempotent.
+  // A new round of reductions. Requires: the one before is closed.
+  void BeginRound(Round round);
+  // The unit's gradients are final for this round. Idempotent.
   void UnitReady(UnitId unit);
-  // Step was called: all units are ready.
-  void Request();
+  // Nothing more will be reported in this round: all units are ready.
+  void CloseRound();
+  bool RoundClosed() const {
+    return next_in_lane_[kReductionLane] == lanes_[kReductionLane].size();
+  }
+  // Step was called. Requires: the final round or the flush has begun, and CloseRound was called.
+  void Request() { requested_ = true; }
   // `apply` false drops the kApply operations; `present` (one per unit) says which units have
   // gradients.
   void AgreementDone(bool apply, const std::vector<uint8_t>& present);
@@ -47,26 +59,30 @@ class Step {
 
   enum class State : uint8_t { kReducing, kAgreeing, kApplying, kFinished };
   State state() const { return state_; }
-  bool updates_done() const { return done_in_lane_[kUpdateLane] == lanes_[kUpdateLane].size(); }
+  bool updates_done() const { return updates_left_ == 0; }
 
  private:
-  enum LaneId { kCollectiveLane, kUpdateLane, kLanes };
+  enum LaneId { kReductionLane, kUpdateLane, kGatherLane, kLanes };
+  // A stream's queue is finite, and who fills it must not wait for it.
+  static constexpr size_t kMaxUpdatesInFlight = 64;
+
   static LaneId LaneOf(const Operation& operation);
   bool MayStart(const Operation& operation) const;
+  bool Dropped(const Operation& operation) const;
   void Advance(LaneId lane);
-  void MarkDone(int index);
+  void MarkApplied(int index);
 
   const StepPlan& plan_;
   StepActions& actions_;
   std::vector<int> lanes_[kLanes];  // indexes into the plan
   size_t next_in_lane_[kLanes];     // first that has not started
-  size_t done_in_lane_[kLanes];
-  std::vector<uint8_t> done_;
-  std::vector<uint8_t> ready_;
+  std::vector<uint8_t> done_;       // kApply operations
+  std::vector<uint8_t> ready_;      // units, in this round
   const std::vector<uint8_t>* present_ = nullptr;
-  size_t reductions_left_ = 0;
-  size_t reductions_ = 0;
-  size_t left_ = 0;
+  Round round_ = Round::kFinal;
+  int64_t reductions_in_flight_ = 0;
+  size_t apply_left_ = 0;
+  size_t updates_left_ = 0;
   bool requested_ = false;
   State state_ = State::kReducing;
 };

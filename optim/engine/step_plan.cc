@@ -4,26 +4,27 @@
 #include <algorithm>
 
 namespace zerohold::engine {
-namespace {
 
 const char* NameOf(Verb verb) {
-  constexpr const char* kNames[] = {"ReduceScatter", "Update", "AllGather"};
+  constexpr const char* kNames[] = {"ReduceScatter", "FinishSum", "Update", "AllGather"};
   return kNames[static_cast<int>(verb)];
 }
+
+namespace {
 
 // The backward pass finishes units from the last to the first, and a unit's buckets with it.
 void PlanReductions(const layout::Layout& layout, const PlanInput& input, StepPlan& plan) {
   const auto spaces = layout.spaces();
   for (auto space = spaces.rbegin(); space != spaces.rend(); ++space) {
+    if (space->frozen) continue;
     for (int64_t i = 0; i < space->bucket_count; ++i) {
-      const int64_t bucket = space->first_bucket + i;
-      plan.operations.push_back(
-          {Verb::kReduceScatter, Operand::kGradient, Phase::kReduce, space->unit, bucket, -1});
-      if (input.gather_gradients) {
-        const auto reduced = static_cast<int32_t>(plan.operations.size()) - 1;
+      const auto add = [&](Verb verb, Phase phase) {
         plan.operations.push_back(
-            {Verb::kAllGather, Operand::kGradient, Phase::kReduce, space->unit, bucket, reduced});
-      }
+            {verb, Operand::kGradient, phase, space->unit, space->first_bucket + i, -1});
+      };
+      add(Verb::kReduceScatter, Phase::kReduce);
+      if (input.finish_sums) add(Verb::kFinishSum, Phase::kFinish);
+      if (input.gather_gradients) add(Verb::kAllGather, Phase::kFinish);
     }
   }
 }
@@ -51,14 +52,17 @@ void PlanGathers(const layout::Layout& layout, const std::vector<int32_t>& updat
   int32_t after = -1;
   for (int64_t i = 0; i < layout.bucket_count(); ++i) {
     const layout::Bucket bucket = layout.BucketAt(i);
+    const layout::FlatSpace& space = layout.spaces()[bucket.space];
+    if (space.frozen) continue;
     while (next < records.size() &&
            (records[next].space < bucket.space ||
             (records[next].space == bucket.space &&
              records[next].pieces.front().range.begin < bucket.range.end))) {
       after = updates[next++];
     }
-    plan.operations.push_back({Verb::kAllGather, Operand::kParameter, Phase::kApply,
-                               layout.spaces()[bucket.space].unit, i, after});
+    if (layout.units()[space.unit].parameters_framed) continue;  // gathered when acquired
+    plan.operations.push_back(
+        {Verb::kAllGather, Operand::kParameter, Phase::kApply, space.unit, i, after});
   }
 }
 

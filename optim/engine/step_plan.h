@@ -14,11 +14,13 @@
 
 namespace zerohold::engine {
 
-enum class Verb : uint8_t { kReduceScatter, kUpdate, kAllGather };
+// ReduceScatter exchanges one micro-batch's gradients, or the only sum of a step; FinishSum turns
+// the running sums of several micro-batches into the mean, without an exchange.
+enum class Verb : uint8_t { kReduceScatter, kFinishSum, kUpdate, kAllGather };
 enum class Operand : uint8_t { kGradient, kParameter };
-// Operations of kReduce start as soon as their unit's gradients are ready; those of kApply need the
-// agreement's yes.
-enum class Phase : uint8_t { kReduce, kApply };
+// When an operation is due: kReduce in every round of reductions, kFinish when the sums of the step
+// are complete, both as soon as their unit's gradients are ready; kApply after the agreement's yes.
+enum class Phase : uint8_t { kReduce, kFinish, kApply };
 
 struct Operation {
   Verb verb;
@@ -37,12 +39,15 @@ struct StepPlan {
 
 // What the plan depends on besides the layout.
 struct PlanInput {
-  bool gather_gradients = false;   // every rank updates everything: reduced shards go to all
-  bool gather_parameters = false;  // each rank updates its shard: new parameters go to all
+  bool finish_sums = false;       // several reductions make one gradient
+  bool gather_gradients = false;  // every rank updates everything: reduced shards go to all
+  bool gather_parameters =
+      false;  // each rank updates its shard: new parameters go to all that keep them
 };
 
 StepPlan BuildStepPlan(const layout::Layout& layout, const PlanInput& input);
 
+const char* NameOf(Verb verb);
 // "ReduceScatter gradient bucket 3 (block.0)", one line an operation.
 std::string ToString(const StepPlan& plan, std::span<const UnitSpec> units);
 std::string ToString(const Operation& operation, std::span<const UnitSpec> units);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "optim/kernels/masters.h"
+
 namespace zerohold::engine {
 namespace {
 
@@ -17,15 +19,25 @@ UpdateSite::UpdateSite(const layout::Layout& layout, const ModelMemory& memory,
     : layout_(layout),
       memory_(memory),
       rule_(options.rule),
+      master_(options.master),
       instruction_set_(options.instruction_set == InstructionSet::kBest
                            ? kernels::BestInstructionSet()
                            : options.instruction_set),
-      update_(kernels::SelectUpdate(rule_, instruction_set_)),
+      updates_(layout.spaces().size(), nullptr),
       pool_(threads) {
+  for (size_t i = 0; i < updates_.size(); ++i) {
+    if (layout.spaces()[i].frozen) continue;
+    const SpaceMemory& space = memory.space(static_cast<int32_t>(i));
+    updates_[i] = kernels::SelectUpdate({.rule = rule_,
+                                         .gradient = space.result.dtype,
+                                         .copy = space.copy.dtype,
+                                         .master = master_},
+                                        instruction_set_);
+  }
   for (const layout::Record& record : layout.records()) {
     const size_t first = tiles_.size();
     for (const layout::RecordPiece& piece : record.pieces) {
-      CutTiles(layout.spaces()[record.space], piece);
+      CutTiles(layout.spaces()[record.space], piece.range, record.held_begin + piece.offset);
     }
     records_.push_back({first, tiles_.size() - first});
   }
@@ -34,9 +46,9 @@ UpdateSite::UpdateSite(const layout::Layout& layout, const ModelMemory& memory,
 
 // Neighbours of one group are one run, with the padding behind them: there all operands are zero,
 // and stay so.
-void UpdateSite::CutTiles(const layout::FlatSpace& space, const layout::RecordPiece& piece) {
+void UpdateSite::CutTiles(const layout::FlatSpace& space, layout::Range range,
+                          int64_t held_offset) {
   const auto& parameters = space.parameters;
-  const layout::Range range = piece.range;
   auto next = std::upper_bound(parameters.begin(), parameters.end(), range.begin,
                                [](int64_t begin, const layout::FlatParameter& parameter) {
                                  return begin < parameter.begin;
@@ -47,16 +59,16 @@ void UpdateSite::CutTiles(const layout::FlatSpace& space, const layout::RecordPi
     const int group = next->group;
     while (next != parameters.end() && next->group == group) ++next;
     const int64_t end = next == parameters.end() ? range.end : std::min(range.end, next->begin);
-    if (end > begin) AddTiles(piece.offset + begin - range.begin, {begin, end}, group);
+    if (end > begin) AddTiles(held_offset + begin - range.begin, {begin, end}, group);
     begin = std::max(begin, end);
   }
 }
 
-void UpdateSite::AddTiles(int64_t record_offset, layout::Range range, int group) {
+void UpdateSite::AddTiles(int64_t held_offset, layout::Range range, int group) {
   for (int64_t begin = range.begin; begin < range.end;) {
     const int64_t elems = std::min(kTileElems, range.end - begin);
-    tiles_.push_back({record_offset, begin, elems, group});
-    record_offset += elems;
+    tiles_.push_back({held_offset, begin, elems, group});
+    held_offset += elems;
     begin += elems;
   }
 }
@@ -86,12 +98,19 @@ void UpdateSite::UpdateTile(void* self, int64_t index) {
   const auto& site = *static_cast<UpdateSite*>(self);
   const Tile& tile = site.tiles_[site.records_[site.record_].first + index];
   const int32_t space = site.layout_.records()[site.record_].space;
-  site.update_(site.constants_[tile.group],
-               {.master = site.memory_.Parameters(space) + tile.space_offset,
-                .moment1 = site.memory_.Moment1(site.record_) + tile.record_offset,
-                .moment2 = site.memory_.Moment2(site.record_) + tile.record_offset,
-                .gradient = site.memory_.Gradients(space) + tile.space_offset,
-                .elems = tile.elems});
+  const SpaceMemory& memory = site.memory_.space(space);
+  const int64_t held = tile.held_offset;
+  const int64_t master_bytes =
+      kernels::MasterBytes({.copy = memory.copy.dtype, .master = site.master_});
+  const auto moment = [&](float* base) { return base == nullptr ? nullptr : base + held; };
+  site.updates_[space](
+      site.constants_[tile.group],
+      {.master = memory.master == nullptr ? nullptr : memory.master + held * master_bytes,
+       .copy = memory.copy.At(tile.space_offset, held),
+       .moment1 = moment(memory.moment1),
+       .moment2 = moment(memory.moment2),
+       .gradient = memory.result.At(tile.space_offset, held),
+       .elems = tile.elems});
 }
 
 }  // namespace zerohold::engine

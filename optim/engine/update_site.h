@@ -33,9 +33,9 @@ class UpdateSite {
   InstructionSet instruction_set() const { return instruction_set_; }
 
  private:
-  // A run of one group that is contiguous in the record and in the flat space.
+  // A run of one group that is contiguous in what this rank holds and in the flat space.
   struct Tile {
-    int64_t record_offset;
+    int64_t held_offset;  // in the space
     int64_t space_offset;
     int64_t elems;
     int32_t group;
@@ -45,15 +45,16 @@ class UpdateSite {
     size_t count;
   };
 
-  void CutTiles(const layout::FlatSpace& space, const layout::RecordPiece& piece);
-  void AddTiles(int64_t record_offset, layout::Range range, int group);
+  void CutTiles(const layout::FlatSpace& space, layout::Range range, int64_t held_offset);
+  void AddTiles(int64_t held_offset, layout::Range range, int group);
   static void UpdateTile(void* self, int64_t index);
 
   const layout::Layout& layout_;
   const ModelMemory& memory_;
   const UpdateRule rule_;
+  const MasterForm master_;
   const InstructionSet instruction_set_;
-  const kernels::UpdateFunction update_;
+  std::vector<kernels::UpdateFunction> updates_;  // by space; null for a frozen one
   device::WorkerPool pool_;
 
   std::vector<Tile> tiles_;

@@ -5,13 +5,17 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "src/base/status_macros.h"
 
 namespace zerohold::engine {
 
-Window::Window(std::span<const UnitSpec> units)
-    : touches_(units.size()), reporters_(units.size(), 0), states_(units.size()) {
+Window::Window(std::span<const UnitSpec> units, std::vector<bool> fresh_each_micro_batch)
+    : fresh_each_micro_batch_(std::move(fresh_each_micro_batch)),
+      touches_(units.size()),
+      reporters_(units.size(), 0),
+      states_(units.size()) {
   absl::flat_hash_map<std::string, UnitId> owner;
   for (size_t unit = 0; unit < units.size(); ++unit) {
     names_.push_back(units[unit].name);
@@ -46,44 +50,59 @@ absl::Status Window::CheckReports(const char* call) const {
   return absl::OkStatus();
 }
 
-absl::Status Window::BeginMicroBatch(bool last) {
+absl::Status Window::CheckBegin() const {
   if (last_) {
     return absl::FailedPreconditionError(
         "BeginMicroBatch: the last micro-batch of this step is open; call Step first");
   }
-  ZH_RETURN_IF_ERROR(CheckReports("BeginMicroBatch"));
+  return CheckReports("BeginMicroBatch");
+}
+
+absl::Status Window::BeginMicroBatch(bool last) {
+  ZH_RETURN_IF_ERROR(CheckBegin());
   for (size_t unit = 0; unit < states_.size(); ++unit) {
-    states_[unit].backward = states_[unit].reported = false;
-    states_[unit].reports_left = reporters_[unit];
+    State& state = states_[unit];
+    state.backward = state.reported = state.absent = state.waiting = false;
+    if (fresh_each_micro_batch_[unit]) state.begun = false;
+    state.reports_left = reporters_[unit];
   }
   ++micro_batches_;
   last_ = last;
   return absl::OkStatus();
 }
 
-absl::Status Window::Acquire(UnitId unit, AcquireMode mode, std::vector<UnitId>* to_zero) {
+absl::Status Window::CheckAcquire(UnitId unit, AcquireMode mode,
+                                  std::vector<UnitId>* begins) const {
   ZH_RETURN_IF_ERROR(CheckUnit(unit, "Acquire"));
-  State& state = states_[unit];
-  if (mode == AcquireMode::kBackward) {
-    if (micro_batches_ == 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("Acquire(kBackward) of unit ", names_[unit],
-                       ": no micro-batch is open; call BeginMicroBatch"));
-    }
-    if (state.reported) {
-      return absl::FailedPreconditionError(absl::StrCat("Acquire(kBackward) of unit ", names_[unit],
-                                                        ": it has reported its gradients already;",
-                                                        " call BeginMicroBatch or Step first"));
-    }
-    state.backward = true;
-    for (const UnitId touched : touches_[unit]) {
-      if (!states_[touched].zeroed) to_zero->push_back(touched);
-      states_[touched].zeroed = true;
-    }
+  if (mode != AcquireMode::kBackward) return absl::OkStatus();
+  const State& state = states_[unit];
+  const auto refuse = [&](const char* why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Acquire(kBackward) of unit ", names_[unit], ": ", why));
+  };
+  if (micro_batches_ == 0) return refuse("no micro-batch is open; call BeginMicroBatch");
+  if (state.reported) {
+    return refuse("it has reported its gradients already; call BeginMicroBatch or Step first");
   }
-  if (mode == AcquireMode::kWrite) state.writing = true;
-  ++state.acquired;
+  for (const UnitId touched : touches_[unit]) {
+    if (states_[touched].absent) {
+      return refuse(
+          "its turn to be reduced has passed and it counts as absent; list units in forward order, "
+          "or raise"
+          " max_live_gradients_bytes");
+    }
+    if (!states_[touched].begun) begins->push_back(touched);
+  }
   return absl::OkStatus();
+}
+
+void Window::Acquire(UnitId unit, AcquireMode mode) {
+  State& state = states_[unit];
+  ++state.acquired;
+  if (mode == AcquireMode::kWrite) state.writing = true;
+  if (mode != AcquireMode::kBackward) return;
+  state.backward = true;
+  for (const UnitId touched : touches_[unit]) states_[touched].begun = true;
 }
 
 absl::Status Window::Release(UnitId unit, bool* written) {
@@ -115,9 +134,17 @@ absl::Status Window::GradReady(UnitId unit, std::vector<UnitId>* ready) {
   for (const UnitId touched : touches_[unit]) {
     State& other = states_[touched];
     other.present = true;
-    if (--other.reports_left == 0 && last_) ready->push_back(touched);
+    other.waiting = --other.reports_left > 0;
+    if (!other.waiting) ready->push_back(touched);
   }
   return absl::OkStatus();
+}
+
+void Window::CloseMicroBatch(std::vector<UnitId>* ready) {
+  for (size_t unit = 0; unit < states_.size(); ++unit) {
+    if (states_[unit].waiting) ready->push_back(static_cast<UnitId>(unit));
+    states_[unit].waiting = false;
+  }
 }
 
 absl::Status Window::CheckStep() const {
@@ -131,7 +158,8 @@ absl::Status Window::CheckStep() const {
 
 void Window::Reset() {
   for (State& state : states_) {
-    state.zeroed = state.present = state.backward = state.reported = false;
+    state.present = state.begun = state.backward = state.reported = false;
+    state.absent = state.waiting = false;
   }
   micro_batches_ = 0;
   last_ = false;

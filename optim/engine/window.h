@@ -18,26 +18,44 @@ namespace zerohold::engine {
 
 class Window {
  public:
-  // Requires: the layout has accepted the list.
-  explicit Window(std::span<const UnitSpec> units);
+  // Requires: the layout has accepted the list. `fresh_each_micro_batch`: units whose gradient
+  // memory begins anew in every micro-batch; the others' begins once in a window.
+  Window(std::span<const UnitSpec> units, std::vector<bool> fresh_each_micro_batch);
 
+  // `last` is what the trainer said; see last().
+  absl::Status CheckBegin() const;  // changes nothing
   absl::Status BeginMicroBatch(bool last);
-  // `to_zero` gets the units whose gradients start in this window: their pages are to be zeroed.
-  absl::Status Acquire(UnitId unit, AcquireMode mode, std::vector<UnitId>* to_zero);
+  // `begins` gets the units whose gradient memory begins with this acquire: it has to be there, and
+  // zero. The check changes nothing; Acquire is for after it.
+  absl::Status CheckAcquire(UnitId unit, AcquireMode mode, std::vector<UnitId>* begins) const;
+  void Acquire(UnitId unit, AcquireMode mode);
   // `written` is set when this ends a kWrite.
   absl::Status Release(UnitId unit, bool* written);
-  // `ready` gets the units whose gradients are final for the window: in the last micro-batch, those
-  // whose own report and whose users' reports are all in.
+  // `ready` gets the units whose gradients are final for this micro-batch: their own report and
+  // their users' are all in.
   absl::Status GradReady(UnitId unit, std::vector<UnitId>* ready);
+  // The micro-batch is over: `ready` gets the units with a report that still waited for others.
+  void CloseMicroBatch(std::vector<UnitId>* ready);
+  // The unit's turn to be reduced has passed; it takes part as zero and is refused from now on in
+  // this micro-batch.
+  void CountAsAbsent(UnitId unit) { states_[unit].absent = true; }
 
-  // What Step needs: a micro-batch, and a report of every unit that was acquired for backward.
+  // Whether every unit that was acquired for backward in this micro-batch has reported.
+  absl::Status CheckReports(const char* call) const;
+  // What Step needs besides.
   absl::Status CheckStep() const;
   // Some report of this window says that the unit, or a parameter of it that another uses, has a
   // gradient.
   bool Present(UnitId unit) const { return states_[unit].present; }
-  bool Zeroed(UnitId unit) const { return states_[unit].zeroed; }
+  // The unit's gradient memory holds something of this window (of this micro-batch, where it begins
+  // anew).
+  bool Begun(UnitId unit) const { return states_[unit].begun; }
+  // No report, and no acquire that promises one, in this micro-batch.
+  bool Idle(UnitId unit) const { return !states_[unit].reported && !states_[unit].backward; }
   int64_t micro_batches() const { return micro_batches_; }
-  bool Acquired(UnitId unit) const { return states_[unit].acquired > 0; }
+  bool last() const { return last_; }
+  // Itself, then the owners of the parameters that it uses.
+  std::span<const UnitId> Touched(UnitId unit) const { return touches_[unit]; }
 
   // The step is over, whatever came of it.
   void Reset();
@@ -46,19 +64,21 @@ class Window {
   struct State {
     int acquired = 0;  // nesting
     bool writing = false;
-    bool zeroed = false;    // in this window
     bool present = false;   // in this window
+    bool begun = false;     // see Begun
     bool backward = false;  // acquired for it in this micro-batch
     bool reported = false;  // in this micro-batch
+    bool absent = false;    // see CountAsAbsent
+    bool waiting = false;   // some reports of this micro-batch are in, not all
     int reports_left = 0;   // own and users', in this micro-batch
   };
 
   absl::Status CheckUnit(UnitId unit, const char* call) const;
-  absl::Status CheckReports(const char* call) const;
 
   std::vector<std::string> names_;
-  std::vector<std::vector<UnitId>> touches_;  // itself, then the owners of the parameters it uses
-  std::vector<int> reporters_;                // units that touch this one
+  std::vector<bool> fresh_each_micro_batch_;
+  std::vector<std::vector<UnitId>> touches_;
+  std::vector<int> reporters_;  // units that touch this one
   std::vector<State> states_;
   int64_t micro_batches_ = 0;
   bool last_ = false;

@@ -13,13 +13,17 @@ struct UpdateConstants {
   float values[12] = {};
 };
 
-// Arrays of `elems`, fp32, aligned to 64 bytes, not overlapping. A moment that the rule does not
-// keep may be null.
+// Arrays of `elems`, aligned to 64 bytes, not overlapping. A moment that the rule does not keep may
+// be null.
 struct UpdateOperands {
-  float* master = nullptr;
+  // float, the master; uint16_t, its low bits, in the form of a remainder; null where the copy is
+  // the master.
+  void* master = nullptr;
+  // What the trainer computes with: float, which is the master then, or uint16_t for bf16 and fp16.
+  void* copy = nullptr;
   float* moment1 = nullptr;
   float* moment2 = nullptr;
-  const float* gradient = nullptr;
+  const void* gradient = nullptr;  // float, or uint16_t for bf16 and fp16
   int64_t elems = 0;
 };
 

@@ -2,12 +2,18 @@
 // Everything that chooses by rule reads this table. C++17, and as light as operands.h.
 #pragma once
 
+#include "optim/kernels/element/adagrad.h"
 #include "optim/kernels/element/adam.h"
 #include "optim/kernels/element/adamw.h"
+#include "optim/kernels/element/lion.h"
+#include "optim/kernels/element/sgd.h"
 
 #define ZH_UPDATE_RULES(ROW) \
   ROW(kAdamW, AdamW)         \
-  ROW(kAdam, Adam)
+  ROW(kAdam, Adam)           \
+  ROW(kSgd, Sgd)             \
+  ROW(kLion, Lion)           \
+  ROW(kAdagrad, Adagrad)
 
 namespace zerohold::kernels {
 

@@ -2,9 +2,11 @@
 #include "optim/kernels/update.h"
 
 #include <cstring>
+#include <iterator>
 
 #include "optim/kernels/cpu/cpu_features.h"
 #include "optim/kernels/cpu/loops.h"
+#include "optim/kernels/masters.h"
 #include "optim/kernels/rule_table.h"
 #include "src/base/check.h"
 
@@ -15,6 +17,18 @@ namespace {
   static_assert(static_cast<int>(UpdateRule::value) == static_cast<int>(RuleRow::value));
 ZH_UPDATE_RULES(ZH_CHECK_ROW)
 #undef ZH_CHECK_ROW
+
+#define ZH_CHECK_TYPE(value, Type)                                                   \
+  static_assert(static_cast<int>(DType::value) == static_cast<int>(TypeRow::value)); \
+  static_assert(static_cast<int>(DType::value) == static_cast<int>(FormRow::value));
+ZH_ELEMENT_TYPES(ZH_CHECK_TYPE)
+#undef ZH_CHECK_TYPE
+
+constexpr RuleFacts kFacts[] = {
+#define ZH_FACTS(value, Rule) {#Rule, Rule::kMoment1, Rule::kMoment2, Rule::kReads},
+    ZH_UPDATE_RULES(ZH_FACTS)
+#undef ZH_FACTS
+};
 
 template <typename Rule>
 UpdateConstants Pack(const RuleSettings& settings) {
@@ -27,10 +41,22 @@ UpdateConstants Pack(const RuleSettings& settings) {
 
 }  // namespace
 
+const RuleFacts* FactsOf(UpdateRule rule) {
+  const auto index = static_cast<size_t>(rule);
+  return index < std::size(kFacts) ? &kFacts[index] : nullptr;
+}
+
 UpdateConstants MakeConstants(UpdateRule rule, const GroupOptions& group, double learning_rate,
                               int64_t step, double gradient_scale) {
-  const RuleSettings settings{learning_rate,      group.beta1,    group.beta2, group.epsilon,
-                              group.weight_decay, gradient_scale, step};
+  const RuleSettings settings{.learning_rate = learning_rate,
+                              .beta1 = group.beta1,
+                              .beta2 = group.beta2,
+                              .epsilon = group.epsilon,
+                              .weight_decay = group.weight_decay,
+                              .momentum = group.momentum,
+                              .nesterov = group.nesterov,
+                              .gradient_scale = gradient_scale,
+                              .step = step};
   switch (rule) {
 #define ZH_PACK(value, Rule) \
   case UpdateRule::value:    \
@@ -41,9 +67,10 @@ UpdateConstants MakeConstants(UpdateRule rule, const GroupOptions& group, double
   ZH_CHECK(false, static_cast<int>(rule));
 }
 
-UpdateFunction SelectUpdate(UpdateRule rule, InstructionSet set) {
+UpdateFunction SelectUpdate(const UpdateShape& shape, InstructionSet set) {
   ZH_CHECK(Supports(set), NameOf(set));
-  const auto row = static_cast<RuleRow>(rule);
+  const LoopShape row{static_cast<RuleRow>(shape.rule), static_cast<TypeRow>(shape.gradient),
+                      FormOf({shape.copy, shape.master})};
   UpdateFunction loop = nullptr;
   switch (set == InstructionSet::kBest ? BestInstructionSet() : set) {
 #if defined(__x86_64__)
@@ -57,7 +84,7 @@ UpdateFunction SelectUpdate(UpdateRule rule, InstructionSet set) {
     default:
       loop = BaselineLoop(row);
   }
-  ZH_CHECK(loop != nullptr, static_cast<int>(rule));
+  ZH_CHECK(loop != nullptr, static_cast<int>(shape.rule));
   return loop;
 }
 

@@ -3,7 +3,8 @@
 //
 // A rule is a struct of the header with
 //   struct Constants            floats alone, at most 12: what an update needs besides its operands
-//   static constexpr int kMoments              how many of moment1, moment2 it keeps: 0, 1 or 2
+//   static constexpr bool kMoment1, kMoment2   which of the two it keeps
+//   static constexpr uint32_t kReads           the Settings it reads, besides the learning rate
 //   static Constants MakeConstants(settings)   on the host, in double, rounded to fp32 once
 //   static Element Update(constants, element, gradient)   ZH_HOST_DEVICE ZH_ALWAYS_INLINE
 // and a row of rule_table.h. In Update: multiply, add, division and sqrt, no fma, no other library
@@ -31,8 +32,20 @@ struct RuleSettings {
   double beta2;
   double epsilon;
   double weight_decay;
+  double momentum;
+  bool nesterov;
   double gradient_scale;
   int64_t step;  // of the parameter: 1 for its first update
+};
+
+// Bits of kReads: the hyper-parameters that not every rule has.
+enum Setting : uint32_t {
+  kBeta1 = 1,
+  kBeta2 = 2,
+  kEpsilon = 4,
+  kWeightDecay = 8,
+  kMomentum = 16,
+  kNesterov = 32,
 };
 
 }  // namespace zerohold::kernels

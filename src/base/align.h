@@ -11,6 +11,8 @@ inline constexpr int64_t kBlockElems = 256;
 // cache line.
 inline constexpr int64_t kParameterAlignElems = 64;
 inline constexpr int64_t kPageBytes = 4096;
+// Frames are moved in multiples of a huge page: then page tables move whole.
+inline constexpr int64_t kFrameBytes = int64_t{2} << 20;
 
 // Requires: a >= 0, b > 0, a + b representable.
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }

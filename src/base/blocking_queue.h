@@ -42,7 +42,7 @@ class BlockingQueue {
   T Pop() {
     std::unique_lock lock(mutex_);
     pushed_.wait(lock, [this] { return size_ > 0; });
-    return *TakeFront();
+    return Take();
   }
 
   // Blocking, for at most `timeout`; nothing when no value came.
@@ -56,7 +56,12 @@ class BlockingQueue {
  private:
   std::optional<T> TakeFront() {
     if (size_ == 0) return std::nullopt;
-    std::optional<T> value = std::move(ring_[head_]);
+    return Take();
+  }
+
+  // Requires: size_ > 0.
+  T Take() {
+    T value = *std::move(ring_[head_]);
     ring_[head_].reset();  // what the value owned goes now, not when the ring comes round
     head_ = (head_ + 1) % ring_.size();
     --size_;

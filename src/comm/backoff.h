@@ -1,4 +1,4 @@
-// How a thread waits for something that it has to ask for.
+// Waiting for something that only polling shows.
 #pragma once
 
 #include <sched.h>

@@ -61,7 +61,7 @@ std::string ToString(const Label& label) {
 }
 
 int64_t Communicator::ScratchBytes(int64_t max_shard_elems, DType dtype, int world) {
-  return (world - 1) * base::AlignUp(max_shard_elems * SizeOf(dtype), kScratchAlignBytes);
+  return world * base::AlignUp(max_shard_elems * SizeOf(dtype), kScratchAlignBytes);
 }
 
 absl::Status Agree(Communicator& communicator, const absl::Status& mine) {

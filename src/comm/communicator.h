@@ -12,13 +12,15 @@
 #pragma once
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "src/base/norm_bins.h"
+#include "src/comm/sums.h"
 #include "src/layout/layout.h"
 #include "src/telemetry/counters.h"
 #include "zerohold/stats.h"
@@ -44,15 +46,15 @@ struct Piece {
 };
 
 struct ReduceScatterOperands {
-  const void* addends = nullptr;          // this rank's contribution to the whole bucket
-  DType dtype = DType::kFloat32;          // of addends and of out
-  std::span<const layout::Range> shards;  // of each rank, elements from `addends`; world of them
-  // Receives (sum over ranks, in fp32 and tree order) / divisor, rounded once to dtype, of the own
-  // shard. May be the own shard's place in `addends`; else it does not overlap it.
-  void* out = nullptr;
-  float divisor = 1.0f;
-  base::NormBins* norm = nullptr;  // gets the squares of `out`, as rounded; null for none
-  double norm_weight = 1.0;
+  const void* addends = nullptr;  // this rank's, of the whole bucket; null counts as zero
+  DType dtype = DType::kFloat32;  // of addends, on every rank
+  // Of each rank, in elements from `addends`; world of them.
+  std::span<const layout::Range> shards = {};
+  std::span<const float> weights = {};  // of each rank, multiply its addends in fp32; empty: none
+  // The sum over ranks (fp32, in tree order) of the own shard goes to the running sums, if there
+  // are any, else its mean is written: mean.out may be the own shard's place in `addends`.
+  RunningSums sums = {};
+  Mean mean = {};
 };
 
 struct CommunicatorSettings {
@@ -79,12 +81,15 @@ class Communicator {
   void Configure(const CommunicatorSettings& settings) { settings_ = settings; }
   const CommunicatorSettings& settings() const { return settings_; }
 
+  // A communicator over the same ranks whose operations never meet this one's: the two may run at
+  // the same time on two threads. Settings are copied, scratch is not. Collective, a verb.
+  virtual absl::StatusOr<std::shared_ptr<Communicator>> Duplicate() = 0;
+
   // Any thread, not blocking: the verb at hand and all later ones end with Cancelled within
-  // milliseconds, without waiting for a peer (an owner that goes away on an error must not hang in
-  // a collective).
+  // milliseconds, without waiting for a peer (an owner that goes away on an error must not hang).
   virtual void Cancel() = 0;
 
-  // Memory that ReduceScatter works in; it outlives its use. See ScratchBytes.
+  // Memory that ReduceScatter works in, zeroed; it outlives its use. See ScratchBytes.
   void SetScratch(std::span<std::byte> scratch) { scratch_ = scratch; }
   // Enough for buckets whose longest shard has `max_shard_elems`.
   static int64_t ScratchBytes(int64_t max_shard_elems, DType dtype, int world);
@@ -95,6 +100,9 @@ class Communicator {
                                  std::span<const Piece> pieces) = 0;
   // Requires: SetScratch with enough.
   virtual absl::Status ReduceScatter(const Label& label, const ReduceScatterOperands& operands) = 0;
+  // The mean of a shard's running sums after `rounds` of them. Exchanges nothing, cannot fail.
+  virtual void FinishSum(const RunningSums& sums, int64_t rounds, int64_t elems,
+                         const Mean& mean) = 0;
   virtual absl::Status Broadcast(const Label& label, void* buffer, int64_t bytes, int root) = 0;
   // In place, element by element over ranks: bits are or-ed, maxima maximised, sums added (all
   // exact and free of order). One exchange for all three.

@@ -67,6 +67,9 @@ class MpiCommunicator final : public PointToPointCommunicator {
  protected:
   absl::Status Exchange(const Call& call, std::span<const Outgoing> outgoing,
                         std::span<const Incoming> incoming) override;
+  absl::StatusOr<std::shared_ptr<Communicator>> Twin() override {
+    return CreateMpiCommunicator(comm_);
+  }
   void Leave(const Farewell& farewell) override;
 
  private:

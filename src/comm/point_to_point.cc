@@ -42,6 +42,14 @@ void PointToPointCommunicator::Cancel() {
   Interrupt();
 }
 
+absl::StatusOr<std::shared_ptr<Communicator>> PointToPointCommunicator::Duplicate() {
+  // A message library waits for ever for a rank that does not come; we do not.
+  ZH_RETURN_IF_ERROR(AllReduce({.verb = "Duplicate"}, {}, {}, {}));
+  ZH_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> twin, Twin());
+  twin->Configure(settings_);
+  return twin;
+}
+
 absl::Status PointToPointCommunicator::AllGather(const Label& label, void* buffer,
                                                  std::span<const Piece> pieces) {
   Shape shape{.messages = static_cast<int64_t>(pieces.size())};
@@ -78,16 +86,23 @@ absl::Status PointToPointCommunicator::ReduceScatter(const Label& label,
   }
   ZH_RETURN_IF_ERROR(Begin(label, shape));
 
+  // The scratch: a slot for each peer's part of the own shard; its last bytes stay zero.
   const layout::Range own = shards[rank_];
   const int64_t own_bytes = own.size() * elem_bytes;
   const int64_t slot_bytes = base::AlignUp(own_bytes, kScratchAlignBytes);
-  ZH_CHECK(static_cast<int64_t>(scratch_.size()) >= slot_bytes * (size_ - 1), scratch_.size(),
-           slot_bytes);
-  addends_[rank_] = Advance(operands.addends, own.begin * elem_bytes);
+  int64_t longest = 0;
+  for (const layout::Range& shard : shards) longest = std::max(longest, shard.size());
+  const int64_t enough_bytes = ScratchBytes(longest, operands.dtype, size_);
+  ZH_CHECK(std::ssize(scratch_) >= enough_bytes, scratch_.size(), enough_bytes);
+  const std::byte* const zeros = scratch_.data() + scratch_.size() - enough_bytes / size_;
+  const auto part = [&](const layout::Range& shard) -> const void* {
+    if (operands.addends == nullptr) return zeros;
+    return Advance(operands.addends, shard.begin * elem_bytes);
+  };
+  addends_[rank_] = part(own);
   for (int k = 1; k < size_; ++k) {
     const layout::Range& theirs = shards[After(k)];
-    outgoing_.push_back({After(k), Advance(operands.addends, theirs.begin * elem_bytes),
-                         theirs.size() * elem_bytes});
+    outgoing_.push_back({After(k), part(theirs), theirs.size() * elem_bytes});
     void* slot = scratch_.data() + slot_bytes * (k - 1);
     incoming_.push_back({Before(k), slot, own_bytes});
     addends_[Before(k)] = slot;
@@ -96,12 +111,16 @@ absl::Status PointToPointCommunicator::ReduceScatter(const Label& label,
   ZH_RETURN_IF_ERROR(Run(label));
   tree_sum_.Run({.addends = addends_,
                  .dtype = operands.dtype,
+                 .weights = operands.weights,
                  .elems = own.size(),
-                 .divisor = operands.divisor,
-                 .out = operands.out,
-                 .norm = operands.norm,
-                 .norm_weight = operands.norm_weight});
+                 .sums = operands.sums,
+                 .mean = operands.mean});
   return absl::OkStatus();
+}
+
+void PointToPointCommunicator::FinishSum(const RunningSums& sums, int64_t rounds, int64_t elems,
+                                         const Mean& mean) {
+  tree_sum_.Finish(sums, rounds, elems, mean);
 }
 
 absl::Status PointToPointCommunicator::Broadcast(const Label& label, void* buffer, int64_t bytes,

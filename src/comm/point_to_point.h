@@ -9,15 +9,17 @@
 //  1. In AllReduce and ReduceScatter every rank sends to every other one, so that a rank that has
 //     not come is known by its number; empty shards send empty messages.
 //  2. A failed exchange breaks the communicator for good: its status is every later verb's answer.
-//     The peers are told, so that none of them waits for this rank.
+//     The peers are told, so that none of them waits for this rank or reads what it had for them.
 //  3. Once each verb has run with its largest operands, verbs allocate nothing.
 #pragma once
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,10 +42,12 @@ class PointToPointCommunicator : public Communicator {
  public:
   int rank() const final { return rank_; }
   int size() const final { return size_; }
+  absl::StatusOr<std::shared_ptr<Communicator>> Duplicate() final;
   void Cancel() final;
 
   absl::Status AllGather(const Label& label, void* buffer, std::span<const Piece> pieces) final;
   absl::Status ReduceScatter(const Label& label, const ReduceScatterOperands& operands) final;
+  void FinishSum(const RunningSums& sums, int64_t rounds, int64_t elems, const Mean& mean) final;
   absl::Status Broadcast(const Label& label, void* buffer, int64_t bytes, int root) final;
   absl::Status AllReduce(const Label& label, std::span<int64_t> bits, std::span<int64_t> maxima,
                          std::span<int64_t> sums) final;
@@ -75,6 +79,9 @@ class PointToPointCommunicator : public Communicator {
   // Errors: those below, or the transport's own, as Aborted; then Leave is called.
   virtual absl::Status Exchange(const Call& call, std::span<const Outgoing> outgoing,
                                 std::span<const Incoming> incoming) = 0;
+
+  // What Duplicate gives, before it is configured. All ranks are there.
+  virtual absl::StatusOr<std::shared_ptr<Communicator>> Twin() = 0;
 
   // Tells all peers that this rank takes part no more, and lets go of what the last Exchange left.
   virtual void Leave(const Farewell&) {}

@@ -17,6 +17,9 @@ class SelfCommunicator final : public PointToPointCommunicator {
                         std::span<const Incoming>) override {
     return absl::OkStatus();  // nobody to exchange with
   }
+  absl::StatusOr<std::shared_ptr<Communicator>> Twin() override {
+    return std::make_shared<SelfCommunicator>();
+  }
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -45,6 +46,7 @@ struct Hub {
   std::mutex mutex;
   std::vector<RankState> ranks;
   std::vector<Mailbox> mailboxes;
+  std::vector<std::shared_ptr<Hub>> twins;  // of duplicates, in their order
 };
 
 class ThreadCommunicator final : public PointToPointCommunicator {
@@ -86,6 +88,13 @@ class ThreadCommunicator final : public PointToPointCommunicator {
         expired = own.changed.wait_until(lock, deadline) == std::cv_status::timeout;
       }
     }
+  }
+
+  // The first rank to come makes the hub, the others find it; the k-th twin of each has the k-th.
+  absl::StatusOr<std::shared_ptr<Communicator>> Twin() override {
+    Lock lock(hub_->mutex);
+    if (hub_->twins.size() == twins_) hub_->twins.push_back(std::make_shared<Hub>(size()));
+    return std::make_shared<ThreadCommunicator>(hub_->twins[twins_++], rank());
   }
 
   void Leave(const Farewell& farewell) override {
@@ -185,6 +194,7 @@ class ThreadCommunicator final : public PointToPointCommunicator {
   }
 
   const std::shared_ptr<Hub> hub_;
+  size_t twins_ = 0;  // of this rank
   // Kept for their capacity.
   std::vector<char> arrived_;  // of each incoming message
   std::vector<int> missing_;

@@ -19,6 +19,8 @@ using base::CeilDiv;
 using base::kBlockElems;
 
 constexpr int64_t kMaxPieceElems = int64_t{1} << 61;
+constexpr int64_t kMaxPieces = int64_t{1}
+                               << 26;  // buckets, and records of a rank: a plan in memory
 
 absl::Status CheckConfig(const LayoutConfig& config) {
   const auto refuse = [](const auto&... why) {
@@ -56,17 +58,52 @@ FlatSpace EmptySpace(UnitId unit, const ParameterSpec& like) {
           .gradient_offset_bytes = -1,
           .first_bucket = 0,
           .bucket_count = 0,
+          .held_elems = 0,
           .parameters = {}};
 }
 
-// Moves `end_bytes` of an arena behind the space and returns where the space begins: on a multiple
-// of a block of its dtype, so that shards in the arena are aligned too.
-int64_t Reserve(const FlatSpace& space, int64_t& end_bytes) {
-  const int64_t elem_bytes = SizeOf(space.dtype);
-  const int64_t begin_bytes = AlignUp(end_bytes, kBlockElems * elem_bytes);
-  end_bytes = begin_bytes + space.elems * elem_bytes;
-  return begin_bytes;
-}
+// An arena that grows as units are placed in it.
+struct Arena {
+  int64_t end_bytes = 0;
+  int64_t resident_bytes = 0;
+  int64_t max_framed_bytes = 0;
+
+  Range PlaceParameters(std::span<FlatSpace> spaces, bool framed) {
+    return Place(framed, [&] {
+      for (FlatSpace& space : spaces) space.parameter_offset_bytes = Reserve(space);
+    });
+  }
+  Range PlaceGradients(std::span<FlatSpace> spaces, bool framed) {
+    return Place(framed, [&] {
+      for (FlatSpace& space : spaces) {
+        if (!space.frozen) space.gradient_offset_bytes = Reserve(space);
+      }
+    });
+  }
+
+ private:
+  // Each space begins on a multiple of a block of its dtype, so that shards in the arena are
+  // aligned too.
+  int64_t Reserve(const FlatSpace& space) {
+    const int64_t elem_bytes = SizeOf(space.dtype);
+    const int64_t begin_bytes = AlignUp(end_bytes, kBlockElems * elem_bytes);
+    end_bytes = begin_bytes + space.elems * elem_bytes;
+    return begin_bytes;
+  }
+  template <typename PlaceSpaces>
+  Range Place(bool framed, PlaceSpaces place_spaces) {
+    if (framed) end_bytes = AlignUp(end_bytes, base::kFrameBytes);
+    const int64_t begin_bytes = end_bytes;
+    place_spaces();
+    if (framed) {
+      end_bytes = AlignUp(end_bytes, base::kFrameBytes);
+      max_framed_bytes = std::max(max_framed_bytes, end_bytes - begin_bytes);
+    } else {
+      resident_bytes = end_bytes;
+    }
+    return {begin_bytes, end_bytes};
+  }
+};
 
 void Append(Record& record, const Range& range) {
   if (!record.pieces.empty() && record.pieces.back().range.end == range.begin) {
@@ -92,7 +129,8 @@ absl::StatusOr<Layout> Layout::Create(const LayoutConfig& config,
   for (UnitId unit = 0; unit < static_cast<UnitId>(units.size()); ++unit) {
     layout.PlaceUnit(unit, input, parameters);
   }
-  layout.PlaceSpaces();
+  ZH_RETURN_IF_ERROR(layout.CutBuckets());
+  layout.PlaceArenas();
   for (int32_t space = 0; space < static_cast<int32_t>(layout.spaces_.size()); ++space) {
     layout.CutRecords(space);
   }
@@ -114,31 +152,67 @@ void Layout::PlaceUnit(UnitId unit, const CheckedInput& input,
     places_[id] = {static_cast<int32_t>(space - spaces_.begin()), {begin, begin + elems}};
     total_elems_ += elems;
   }
-  unit_spaces_.emplace_back(first, static_cast<int>(spaces_.size()));
+  UnitPlace place = {first, static_cast<int>(spaces_.size()), false, false, {}, {}};
+  int64_t elems = 0;
+  int64_t gradient_elems = 0;
+  for (int i = first; i < place.last_space; ++i) {
+    elems += spaces_[i].elems;
+    if (!spaces_[i].frozen) gradient_elems += spaces_[i].elems;
+  }
+  place.parameters_framed =
+      config_.parameter_frames && elems > 0 && elems >= config_.persistence_threshold_elems;
+  place.gradients_framed = config_.gradient_frames && gradient_elems > 0;
+  units_.push_back(place);
 }
 
-void Layout::PlaceSpaces() {
+absl::Status Layout::CutBuckets() {
   for (FlatSpace& space : spaces_) {
     space.elems = AlignUp(space.elems, kBlockElems);
-    space.parameter_offset_bytes = Reserve(space, parameter_arena_bytes_);
     space.first_bucket = bucket_count_;
-    if (space.frozen) continue;
-    space.gradient_offset_bytes = Reserve(space, gradient_arena_bytes_);
     space.bucket_count = CeilDiv(space.elems, config_.bucket_elems);
     bucket_count_ += space.bucket_count;
+    const int64_t records = CeilDiv(space.elems, config_.record_elems) / config_.update_world;
+    if (bucket_count_ > kMaxPieces || records > kMaxPieces) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "bucket_elems ", config_.bucket_elems, " and record_elems ", config_.record_elems,
+          " cut the parameters into more than ", kMaxPieces, " pieces; give larger ones"));
+    }
   }
-  parameter_arena_bytes_ = AlignUp(parameter_arena_bytes_, base::kPageBytes);
-  gradient_arena_bytes_ = AlignUp(gradient_arena_bytes_, base::kPageBytes);
+  return absl::OkStatus();
 }
 
+void Layout::PlaceArenas() {
+  Arena parameters;
+  Arena gradients;
+  // First what stays, end to end, then the framed units, each in pages of its own.
+  for (const bool framed : {false, true}) {
+    for (UnitPlace& unit : units_) {
+      const std::span spaces(spaces_.data() + unit.first_space, unit.last_space - unit.first_space);
+      if (unit.parameters_framed == framed)
+        unit.parameter_bytes = parameters.PlaceParameters(spaces, framed);
+      if (unit.gradients_framed == framed)
+        unit.gradient_bytes = gradients.PlaceGradients(spaces, framed);
+    }
+  }
+  parameter_arena_bytes_ = AlignUp(parameters.end_bytes, base::kPageBytes);
+  gradient_arena_bytes_ = AlignUp(gradients.end_bytes, base::kPageBytes);
+  resident_parameter_bytes_ = parameters.resident_bytes;
+  resident_gradient_bytes_ = gradients.resident_bytes;
+  max_framed_parameter_bytes_ = parameters.max_framed_bytes;
+  max_framed_gradient_bytes_ = gradients.max_framed_bytes;
+}
+
+// What this rank holds of the space, cut into records; frozen elements are held, but have none.
 void Layout::CutRecords(int32_t space) {
-  const int rank = config_.update_world == 1 ? 0 : config_.rank;
   const int64_t first = spaces_[space].first_bucket;
+  int64_t held = 0;
   bool full = true;
   for (int64_t index = first; index < first + spaces_[space].bucket_count; ++index) {
-    Range left = ShardOf(BucketIn(space, index), rank, config_.update_world);
-    while (left.size() > 0) {
-      if (full) records_.push_back({space, 0, {}});
+    Range left = HeldOf(BucketIn(space, index));
+    held_begin_.push_back(held);
+    held += left.size();
+    while (left.size() > 0 && !spaces_[space].frozen) {
+      if (full) records_.push_back({space, held - left.size(), 0, {}});
       Record& record = records_.back();
       const int64_t take = std::min(left.size(), config_.record_elems - record.elems);
       Append(record, {left.begin, left.begin + take});
@@ -146,6 +220,7 @@ void Layout::CutRecords(int32_t space) {
       full = record.elems == config_.record_elems;
     }
   }
+  spaces_[space].held_elems = held;
 }
 
 Bucket Layout::BucketIn(int32_t space, int64_t index) const {

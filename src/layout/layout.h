@@ -4,15 +4,21 @@
 //
 // Invariants:
 //  1. A unit's parameters of one dtype, communicator, norm_weight and frozenness form one flat
-//     space, in the unit's order; each begins at a multiple of 64 elements, the space ends at a
-//     multiple of 256.
+//  space, in
+//     the unit's order; each begins at a multiple of 64 elements, the space ends at a multiple of
+//     256.
 //  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples
-//     of 256.
-//  3. The shards of a bucket are disjoint and cover it, each in one piece, evenly; some may be
-//     empty. Which rank has which part turns by one from bucket to bucket, so that buckets of few
-//     blocks do not all fall to the same rank: shards need not ascend with the rank.
-//  4. Records cut a rank's update ranges in a flat space, end to end, every record_elems.
-//  5. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
+//  of 256.
+//  3. The shards of a bucket are disjoint and cover it, each in one piece, evenly; a shard may be
+//  empty. Which
+//     rank has which part turns by one from bucket to bucket, so that buckets with fewer blocks
+//     than ranks do not all fall to the same rank: shards need not ascend with the rank.
+//  4. Records cut the concatenation of this rank's update ranges in a flat space every
+//  record_elems.
+//  5. In the arenas, units whose memory stays lie end to end from 0; each of the others begins at a
+//  multiple of
+//     2 MiB, so that its frame can be moved under it.
+//  6. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
 #pragma once
 
 #include <absl/status/statusor.h>
@@ -53,8 +59,9 @@ struct FlatSpace {
   int64_t elems;                   // padded to 256
   int64_t parameter_offset_bytes;  // in the arena of parameters
   int64_t gradient_offset_bytes;   // in the arena of gradients; -1 when frozen
-  int64_t first_bucket;            // index over all spaces; a frozen space has none
+  int64_t first_bucket;            // index over all spaces
   int64_t bucket_count;
+  int64_t held_elems;  // of this rank's update ranges, all of them
   std::vector<FlatParameter> parameters;
 };
 
@@ -64,7 +71,8 @@ struct Bucket {
   Range range;    // in its space
 };
 
-// A contiguous part of a record: `range` of the flat space lies at `offset` in each state array.
+// A contiguous part of a record: `range` of the flat space lies at `offset` in each of the record's
+// arrays.
 struct RecordPiece {
   Range range;
   int64_t offset;
@@ -72,7 +80,8 @@ struct RecordPiece {
 
 struct Record {
   int32_t space;
-  int64_t elems;  // of each state array
+  int64_t held_begin;  // elements of this rank's update ranges in the space that come before
+  int64_t elems;       // of each state array
   std::vector<RecordPiece> pieces;
 };
 
@@ -83,6 +92,21 @@ struct LayoutConfig {
   int update_world = 1;
   int64_t bucket_elems = int64_t{1} << 20;    // rounded up to a multiple of 256
   int64_t record_elems = int64_t{256} << 10;  // rounded up to a multiple of 256
+  // Which units have memory only while they need it: parameters of all with at least
+  // `persistence_threshold_elems`, gradients of all that have some.
+  bool parameter_frames = false;
+  bool gradient_frames = false;
+  int64_t persistence_threshold_elems = 0;
+};
+
+// One unit's part of the arenas, bytes; whole pages of 2 MiB when framed.
+struct UnitPlace {
+  int first_space;
+  int last_space;  // exclusive: spaces of a unit are consecutive
+  bool parameters_framed;
+  bool gradients_framed;
+  Range parameter_bytes;
+  Range gradient_bytes;
 };
 
 class Layout {
@@ -96,8 +120,11 @@ class Layout {
                                        std::span<const UnitSpec> units);
 
   std::span<const FlatSpace> spaces() const { return spaces_; }
+  std::span<const UnitPlace> units() const { return units_; }
   // Spaces of a unit are consecutive: [first, second).
-  std::pair<int, int> SpacesOf(UnitId unit) const { return unit_spaces_[unit]; }
+  std::pair<int, int> SpacesOf(UnitId unit) const {
+    return {units_[unit].first_space, units_[unit].last_space};
+  }
 
   // Where a parameter lies: its space and its range there.
   struct Place {
@@ -110,32 +137,50 @@ class Layout {
   Bucket BucketAt(int64_t index) const;  // O(log spaces)
   // The part of a bucket that `rank` owns when it is cut `world` ways.
   Range ShardOf(const Bucket& bucket, int rank, int world) const;
+  // This rank's update ranges of a space, end to end: where the bucket's begins among them, and its
+  // range.
+  int64_t HeldBegin(const Bucket& bucket) const { return held_begin_[bucket.index]; }
+  Range HeldOf(const Bucket& bucket) const {
+    return ShardOf(bucket, config_.update_world == 1 ? 0 : config_.rank, config_.update_world);
+  }
   // The longest shard of any bucket, elements; sizes staging.
   int64_t MaxShardElems() const;
 
   // The records this rank updates, space by space.
   std::span<const Record> records() const { return records_; }
 
+  // Addresses in all, and the part at their beginning whose memory stays.
   int64_t parameter_arena_bytes() const { return parameter_arena_bytes_; }
   int64_t gradient_arena_bytes() const { return gradient_arena_bytes_; }
+  int64_t resident_parameter_bytes() const { return resident_parameter_bytes_; }
+  int64_t resident_gradient_bytes() const { return resident_gradient_bytes_; }
+  // The largest framed unit.
+  int64_t max_framed_parameter_bytes() const { return max_framed_parameter_bytes_; }
+  int64_t max_framed_gradient_bytes() const { return max_framed_gradient_bytes_; }
   int64_t total_elems() const { return total_elems_; }
 
   const LayoutConfig& config() const { return config_; }  // as rounded up
 
  private:
   void PlaceUnit(UnitId unit, const CheckedInput& input, std::span<const ParameterSpec> parameters);
-  void PlaceSpaces();
+  absl::Status CutBuckets();
+  void PlaceArenas();
   void CutRecords(int32_t space);
   Bucket BucketIn(int32_t space, int64_t index) const;
 
   LayoutConfig config_;
   std::vector<FlatSpace> spaces_;
-  std::vector<std::pair<int, int>> unit_spaces_;
+  std::vector<UnitPlace> units_;
   std::vector<Place> places_;
   std::vector<Record> records_;
   int64_t bucket_count_ = 0;
+  std::vector<int64_t> held_begin_;  // by bucket
   int64_t parameter_arena_bytes_ = 0;
   int64_t gradient_arena_bytes_ = 0;
+  int64_t resident_parameter_bytes_ = 0;
+  int64_t resident_gradient_bytes_ = 0;
+  int64_t max_framed_parameter_bytes_ = 0;
+  int64_t max_framed_gradient_bytes_ = 0;
   int64_t total_elems_ = 0;
 };
 

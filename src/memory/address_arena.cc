@@ -1,17 +1,16 @@
-// mmap, three times: to reserve, to attach shared memory, to attach private memory.
+// Reserving is in addresses.cc; here memory is attached, shared or private.
 #include "src/memory/address_arena.h"
 
-#include <absl/strings/str_cat.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "src/base/align.h"
 #include "src/base/check.h"
 #include "src/base/status_macros.h"
+#include "src/memory/addresses.h"
 #include "src/memory/available.h"
 
 namespace zerohold::memory {
@@ -19,45 +18,6 @@ namespace {
 
 using base::AlignUp;
 using base::kPageBytes;
-
-// Of a huge page: what is moved in pieces of this size keeps its huge pages.
-constexpr int64_t kArenaAlignBytes = int64_t{2} << 20;
-constexpr int64_t kMaxArenaBytes = int64_t{1} << 56;  // more than any address space
-
-constexpr int kReserveFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-
-absl::Status Exhausted(const char* what, int64_t bytes, const char* mend) {
-  return absl::ResourceExhaustedError(absl::StrCat(what, ": asked ", bytes, " bytes, available ",
-                                                   AvailableMemoryBytes(), " bytes (",
-                                                   std::strerror(errno), "); ", mend));
-}
-
-// Whole pages for `bytes`, at a multiple of a huge page.
-absl::StatusOr<char*> ReserveAligned(int64_t bytes) {
-  void* found = MAP_FAILED;
-  errno = ENOMEM;
-  const int64_t mapped = bytes <= kMaxArenaBytes ? AlignUp(bytes, kPageBytes) : 0;
-  if (mapped > 0) {
-    found = mmap(nullptr, mapped + kArenaAlignBytes, PROT_NONE, kReserveFlags, -1, 0);
-  }
-  if (found == MAP_FAILED) {
-    return Exhausted("addresses", bytes, "raise the limit on virtual memory (ulimit -v)");
-  }
-  char* begin = static_cast<char*>(found);
-  const auto misfit = static_cast<int64_t>(reinterpret_cast<uintptr_t>(begin) % kArenaAlignBytes);
-  const int64_t head = misfit == 0 ? 0 : kArenaAlignBytes - misfit;
-  if (head > 0) munmap(begin, head);
-  munmap(begin + head + mapped, kArenaAlignBytes - head);
-  madvise(begin + head, mapped, MADV_DONTFORK);
-  return begin + head;
-}
-
-// What was attached in part is taken away again, so that a touch faults and nobody else gets the
-// addresses.
-void Detach(char* at, int64_t bytes) {
-  mmap(at, bytes, PROT_NONE, kReserveFlags | MAP_FIXED, -1, 0);
-  madvise(at, bytes, MADV_DONTFORK);
-}
 
 // Makes private pages present; false with errno.
 bool Populate(char* at, int64_t bytes) {
@@ -79,7 +39,7 @@ absl::StatusOr<AddressArena> AddressArena::Reserve(int64_t bytes, MemoryKind kin
   arena.ledger_ = ledger;
   arena.pid_ = getpid();
   if (bytes == 0) return arena;
-  ZH_ASSIGN_OR_RETURN(arena.base_, ReserveAligned(bytes));
+  ZH_ASSIGN_OR_RETURN(arena.base_, ReserveAddresses(bytes));
   return arena;
 }
 
@@ -98,7 +58,7 @@ AddressArena& AddressArena::operator=(AddressArena&& other) noexcept {
 AddressArena::~AddressArena() {
   // A forked child has not got the range, and may have something else there.
   if (base_ == nullptr || pid_ != getpid()) return;
-  munmap(base_, AlignUp(bytes_, kPageBytes));
+  ReturnAddresses(base_, bytes_);
   ledger_->Add(Tier::kHost, kind_, -attached_bytes_);
 }
 
@@ -109,14 +69,10 @@ absl::Status AddressArena::AttachShared(int64_t offset, int64_t bytes, const Seg
   ZH_CHECK(mapped <= segment.bytes() - segment_offset, segment_offset, bytes, segment.bytes());
   if (bytes == 0) return absl::OkStatus();
   // The segment is reserved in full, so its pages exist; populating only spares the later faults.
-  if (mmap(base_ + offset, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
-           segment.descriptor(), segment_offset) == MAP_FAILED) {
-    const absl::Status status = Exhausted("mapping of shared memory", bytes,
-                                          "raise vm.max_map_count or the limit on virtual memory");
-    Detach(base_ + offset, mapped);
-    return status;
+  if (!MapShared(base_ + offset, mapped, segment.descriptor(), segment_offset)) {
+    return Exhausted("mapping of shared memory", bytes,
+                     "raise vm.max_map_count or the limit on virtual memory");
   }
-  madvise(base_ + offset, mapped, MADV_DONTFORK);
   Count(bytes);
   return absl::OkStatus();
 }
@@ -137,7 +93,7 @@ absl::Status AddressArena::AttachPrivate(int64_t offset, int64_t bytes) {
                        Populate(at, mapped);
   if (!present) {
     const absl::Status status = Exhausted("memory", bytes, kMend);
-    Detach(at, mapped);
+    CoverAddresses(at, mapped);
     return status;
   }
   Count(bytes);

@@ -14,13 +14,13 @@ namespace zerohold::memory {
 
 class AddressArena {
  public:
-  // Reserves addresses, no memory; aligned to 2 MiB. 0 bytes is legal: base() is null. `ledger`
-  // outlives the arena.
+  // Reserves addresses, no memory; aligned to frames at both ends, so that a FramePool may attach
+  // anywhere. 0 bytes is legal: base() is null. `ledger` outlives the arena.
   static absl::StatusOr<AddressArena> Reserve(int64_t bytes, MemoryKind kind, Ledger* ledger);
   AddressArena() = default;
   AddressArena(AddressArena&& other) noexcept;
   AddressArena& operator=(AddressArena&& other) noexcept;
-  ~AddressArena();
+  ~AddressArena();  // takes what a FramePool has attached with it
 
   // Attaches [segment_offset, +bytes) of the segment, or private zeroed memory, at `offset`; counts
   // `bytes` in the ledger. All multiples of the page size, except that `bytes` is rounded up to

@@ -37,6 +37,7 @@ class Segment {
 
  private:
   friend class AddressArena;
+  friend class FramePool;
   struct Impl;
   explicit Segment(std::unique_ptr<Impl> impl);
   int descriptor() const;

@@ -67,7 +67,8 @@ CODE_BANS = [
     ("ends the process", r"\b(std::)?(exit|_exit|quick_exit|_Exit)\s*\(", LIBRARY, ()),
     ("aborts", r"\b(std::)?(abort|terminate)\s*\(", LIBRARY, ("src/base/check",)),
     ("throws", r"\bthrow\b", LIBRARY, ()),
-    ("installs a signal handler", r"\b(std::)?(signal|sigaction)\s*\(", LIBRARY, ()),
+    # Opt-in: ExplainFaults.
+    ("installs a signal handler", r"\b(std::)?(signal|sigaction)\s*\(", LIBRARY, ("src/memory/fault_reporter.cc",)),
     ("fast-math by pragma or attribute", r"(pragma\s+GCC\s+optimize|__attribute__\s*\(\(\s*optimize"
      r"|gnu::optimize|pragma\s+STDC\s+FP_CONTRACT\s+ON)", SHIPPED, ()),
     ("fuses or approximates: elements use + - * / and sqrt alone",
@@ -79,6 +80,9 @@ CODE_BANS = [
      ("include/",), ()),
     ("a test that never runs", r"\bDISABLED_\w+", ("tests/",), ()),
 ]
+
+# State of the whole process: a signal handler has no other.
+STATE_ALLOWED = ("src/memory/fault_reporter.cc",)
 
 # (what, pattern, in build files and scripts)
 BUILD_BANS = [

@@ -28,8 +28,8 @@ std::vector<BadOption> BadOptions() {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return {
-      {"zero_stage", "-1", "0 or 1", [](O& o) { o.zero_stage = -1; }},
-      {"zero_stage", "4", "0 or 1", [](O& o) { o.zero_stage = 4; }},
+      {"zero_stage", "-1", "0, 1, 2 or 3", [](O& o) { o.zero_stage = -1; }},
+      {"zero_stage", "4", "0, 1, 2 or 3", [](O& o) { o.zero_stage = 4; }},
       {"groups", "empty", "at least one", [](O& o) { o.groups.clear(); }},
       {"groups[0].learning_rate", "nan", "0 or more",
        [](O& o) { o.groups[0].learning_rate = kNaN; }},
@@ -40,7 +40,7 @@ std::vector<BadOption> BadOptions() {
       {"groups[0].beta1", "1", "less than 1", [](O& o) { o.groups[0].beta1 = 1; }},
       {"groups[0].beta2", "1", "less than 1", [](O& o) { o.groups[0].beta2 = 1; }},
       {"groups[0].beta2", "nan", "less than 1", [](O& o) { o.groups[0].beta2 = kNaN; }},
-      {"groups[0].epsilon", "-1e-08", "0 or more", [](O& o) { o.groups[0].epsilon = -1e-8; }},
+      {"groups[0].epsilon", "-1e-08", "2^-126 or more", [](O& o) { o.groups[0].epsilon = -1e-8; }},
       {"groups[0].weight_decay", "-0.5", "0 or more",
        [](O& o) { o.groups[0].weight_decay = -0.5; }},
       {"clip_grad_norm", "-1", "0 (off) or more", [](O& o) { o.clip_grad_norm = -1; }},
@@ -83,16 +83,6 @@ TEST(ApiCases, API_06) {
   }
 }
 
-TEST(ApiCases, API_06_WhatThisVersionHasNotGot) {
-  EngineOptions options;
-  for (const int stage : {2, 3}) {
-    options.zero_stage = stage;
-    EXPECT_EQ(options.Validate().code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(Text(options.Validate()),
-                AllOf(HasSubstr("zero_stage is " + std::to_string(stage)), HasSubstr("0 or 1")));
-  }
-}
-
 // What Create is given besides options; all ranks hear of it.
 TEST(ApiCases, API_06_WhatCreateRefuses) {
   EXPECT_EQ(Engine::Create({}, {}, {}, {}).status().code(), absl::StatusCode::kInvalidArgument);
@@ -104,12 +94,6 @@ TEST(ApiCases, API_06_WhatCreateRefuses) {
     };
     EXPECT_EQ(Engine::Create({}, {ranks, ranks}, {}, {}).status().code(),
               absl::StatusCode::kUnimplemented);
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-      const Status status = told([&](ModelSpec& model) { model.parameters[0].dtype = dtype; });
-      EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-      EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 1: parameter a: dtype"),
-                                      HasSubstr(NameOf(dtype)), HasSubstr("fp32")));
-    }
     EXPECT_THAT(Text(told([](ModelSpec& model) { model.parameters[0].communicator = 1; })),
                 AllOf(HasSubstr("rank 1: parameter a: communicator 1"), HasSubstr("give 0")));
     EXPECT_THAT(Text(told([](ModelSpec& model) { model.parameters[0].group = -1; })),
@@ -256,7 +240,7 @@ TEST(ApiCases, API_12_WhatDoesNotExist) {
     EXPECT_EQ(engine.FindUnit("unit_c").status().code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(engine.FindParameter("").status().code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(*engine.FindUnit("unit_b"), 1);
-    EXPECT_EQ(engine.BeginMicroBatch(0.5).code(), absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(engine.BeginMicroBatch(0.5).code(), absl::StatusCode::kInvalidArgument);
     trainer.Backward(0, Gradients({{1}, {}}));
     EXPECT_TRUE(trainer.Step().applied);
   });

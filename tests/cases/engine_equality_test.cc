@@ -103,9 +103,11 @@ TEST(NumericsCases, NUM_36_UnitsReportInAnyOrder) {
   RunStages({2, 3}, [&](EngineOptions options, int rank, Communicator ranks) {
     options.bucket_elems = 256;
     options.check_collective_order = true;
+    options.max_live_gradients_bytes = int64_t{8} << 20;  // all units: who waits keeps its frame
     const std::vector<float> expected = train(options, ranks, {3, 2, 1, 0});
     std::vector<UnitId> order = {0, 1, 2, 3};
     EXPECT_EQ(train(options, ranks, order), expected);
+    if (options.zero_stage == 3) return;  // there an acquire is collective
     std::rotate(order.begin(), order.begin() + rank, order.end());
     EXPECT_EQ(train(options, ranks, order), expected);
   });

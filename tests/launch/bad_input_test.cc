@@ -43,7 +43,7 @@ TEST(BadInput, OfAllRanks) {
       {"--data " + tiny, "holds 32 bytes, and one sample of --context 32 takes 33", "more text"},
       {"--width 33", "--width 33 is no multiple of --heads 2", "the heads divide"},
       {"--dtype fp8", "--dtype fp8 is unknown", "give fp32, bf16 or fp16"},
-      {"--zero-stage 3", "zero_stage is 3", "give 0 or 1"},
+      {"--zero-stage 4", "zero_stage is 4", "give 0, 1, 2 or 3"},
       {"--log /no/such/folder/log", "--log /no/such/folder/log", "give a file"},
   };
   for (const auto& c : cases) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/convert.h"
 #include "zerohold/engine.h"
 
 namespace zerohold::testing {
@@ -79,8 +80,8 @@ class Trainer {
   void WriteUnit(UnitId unit, const ValueFunction& value) {
     ASSERT_TRUE(engine_->Acquire(unit, AcquireMode::kWrite).ok());
     for (const ParameterId id : ParametersOf(unit)) {
-      const std::span<float> values = Values(id);
-      for (size_t i = 0; i < values.size(); ++i) values[i] = value(id, static_cast<int64_t>(i));
+      const TensorView view = engine_->Parameter(id);
+      for (int64_t i = 0; i < view.elems; ++i) Put(view, i, value(id, i));
     }
     ASSERT_TRUE(engine_->Release(unit).ok());
   }
@@ -104,7 +105,7 @@ class Trainer {
     Status status = engine_->Acquire(unit, AcquireMode::kBackward);
     if (!status.ok()) return status;
     for (const ParameterId id : ParametersOf(unit)) {
-      if (!parameters_[id].frozen) gradient(id, Values(id), Gradient(id));
+      if (!parameters_[id].frozen) AddGradient(id, gradient);
     }
     status = engine_->GradReady(unit);
     if (status.ok()) status = engine_->Release(unit);
@@ -160,7 +161,37 @@ class Trainer {
   std::span<float> Gradient(ParameterId id) { return Floats(engine_->Gradient(id)); }
   Engine& engine() { return *engine_; }
 
+  // One element, widened, and rounded to nearest.
+  static float Get(const TensorView& view, int64_t i) {
+    if (view.dtype == DType::kFloat32) return static_cast<const float*>(view.data)[i];
+    const uint16_t bits = static_cast<const uint16_t*>(view.data)[i];
+    return view.dtype == DType::kBFloat16 ? base::BFloat16ToFloat(bits)
+                                          : base::Float16ToFloat(bits);
+  }
+  static void Put(const TensorView& view, int64_t i, float value) {
+    if (view.dtype == DType::kFloat32) {
+      static_cast<float*>(view.data)[i] = value;
+    } else {
+      static_cast<uint16_t*>(view.data)[i] = view.dtype == DType::kBFloat16
+                                                 ? base::FloatToBFloat16(value)
+                                                 : base::FloatToFloat16(value);
+    }
+  }
+
  private:
+  void AddGradient(ParameterId id, const GradientFunction& gradient) {
+    const TensorView parameter = engine_->Parameter(id);
+    const TensorView target = engine_->Gradient(id);
+    std::vector<float> values(parameter.elems);
+    std::vector<float> sums(parameter.elems);
+    for (int64_t i = 0; i < parameter.elems; ++i) {
+      values[i] = Get(parameter, i);
+      sums[i] = Get(target, i);
+    }
+    gradient(id, values, sums);
+    for (int64_t i = 0; i < parameter.elems; ++i) Put(target, i, sums[i]);
+  }
+
   static std::span<float> Floats(const TensorView& view) {
     return {static_cast<float*>(view.data), static_cast<size_t>(view.elems)};
   }

@@ -9,40 +9,65 @@
 
 #include <cstdint>
 
-#include "optim/kernels/operands.h"
-#include "optim/kernels/rule_table.h"
+#include "optim/kernels/cpu/loops.h"
 
 namespace zerohold::kernels {
 namespace {
 
 // Any alignment works: 64 bytes is what makes it fast.
-template <typename Rule>
+template <typename Rule, typename Gradient, typename Form>
 void UpdateLoop(const UpdateConstants& constants, const UpdateOperands& operands) {
   static_assert(sizeof(typename Rule::Constants) <= sizeof constants.values);
   typename Rule::Constants c;
   __builtin_memcpy(&c, constants.values, sizeof c);
   // Not overlapping, as UpdateOperands requires: without the word there would be no vector code.
-  float* __restrict master = operands.master;
-  float* __restrict moment1 = operands.moment1;
-  float* __restrict moment2 = operands.moment2;
-  const float* __restrict gradient = operands.gradient;
+  auto* __restrict master = static_cast<typename Form::Master*>(operands.master);
+  auto* __restrict copy = static_cast<typename Form::Copy*>(operands.copy);
+  auto* __restrict moment1 = operands.moment1;
+  auto* __restrict moment2 = operands.moment2;
+  const auto* __restrict gradient =
+      static_cast<const typename Gradient::Stored*>(operands.gradient);
   const int64_t elems = operands.elems;
   for (int64_t i = 0; i < elems; ++i) {
-    Element e{master[i], 0.0f, 0.0f};
-    if constexpr (Rule::kMoments > 0) e.moment1 = moment1[i];
-    if constexpr (Rule::kMoments > 1) e.moment2 = moment2[i];
-    e = Rule::Update(c, e, gradient[i]);
-    master[i] = e.master;
-    if constexpr (Rule::kMoments > 0) moment1[i] = e.moment1;
-    if constexpr (Rule::kMoments > 1) moment2[i] = e.moment2;
+    Element e{Form::Get(copy, master, i), 0.0f, 0.0f};
+    if constexpr (Rule::kMoment1) e.moment1 = moment1[i];
+    if constexpr (Rule::kMoment2) e.moment2 = moment2[i];
+    e = Rule::Update(c, e, Gradient::Widen(gradient[i]));
+    Form::Set(e.master, copy, master, i);
+    if constexpr (Rule::kMoment1) moment1[i] = e.moment1;
+    if constexpr (Rule::kMoment2) moment2[i] = e.moment2;
   }
 }
 
-ZH_ALWAYS_INLINE UpdateFunction LoopFor(RuleRow row) {
-  switch (row) {
+template <typename Rule, typename Gradient>
+UpdateFunction LoopByForm(FormRow form) {
+  switch (form) {
+#define ZH_LOOP(value, ...) \
+  case FormRow::value:      \
+    return &UpdateLoop<Rule, Gradient, __VA_ARGS__>;
+    ZH_WEIGHT_FORMS(ZH_LOOP)
+#undef ZH_LOOP
+  }
+  return nullptr;
+}
+
+template <typename Rule>
+UpdateFunction LoopByGradient(const LoopShape& shape) {
+  switch (shape.gradient) {
+#define ZH_LOOP(value, Type) \
+  case TypeRow::value:       \
+    return LoopByForm<Rule, Type>(shape.form);
+    ZH_ELEMENT_TYPES(ZH_LOOP)
+#undef ZH_LOOP
+  }
+  return nullptr;
+}
+
+ZH_ALWAYS_INLINE UpdateFunction LoopFor(const LoopShape& shape) {
+  switch (shape.rule) {
 #define ZH_LOOP(value, Rule) \
   case RuleRow::value:       \
-    return &UpdateLoop<Rule>;
+    return LoopByGradient<Rule>(shape);
     ZH_UPDATE_RULES(ZH_LOOP)
 #undef ZH_LOOP
   }

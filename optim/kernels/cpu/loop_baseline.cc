@@ -1,9 +1,8 @@
 // The loops for the least that the target has (x86-64: SSE2); the flags are in CMakeLists.txt.
 #include "optim/kernels/cpu/loop.h"
-#include "optim/kernels/cpu/loops.h"
 
 namespace zerohold::kernels {
 
-UpdateFunction BaselineLoop(RuleRow row) { return LoopFor(row); }
+UpdateFunction BaselineLoop(const LoopShape& shape) { return LoopFor(shape); }
 
 }  // namespace zerohold::kernels

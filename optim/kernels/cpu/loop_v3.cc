@@ -1,9 +1,8 @@
 // The loops for AVX2; the flags are in CMakeLists.txt.
 #include "optim/kernels/cpu/loop.h"
-#include "optim/kernels/cpu/loops.h"
 
 namespace zerohold::kernels {
 
-UpdateFunction V3Loop(RuleRow row) { return LoopFor(row); }
+UpdateFunction V3Loop(const LoopShape& shape) { return LoopFor(shape); }
 
 }  // namespace zerohold::kernels

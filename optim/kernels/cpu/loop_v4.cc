@@ -1,9 +1,8 @@
 // The loops for AVX-512; the flags are in CMakeLists.txt.
 #include "optim/kernels/cpu/loop.h"
-#include "optim/kernels/cpu/loops.h"
 
 namespace zerohold::kernels {
 
-UpdateFunction V4Loop(RuleRow row) { return LoopFor(row); }
+UpdateFunction V4Loop(const LoopShape& shape) { return LoopFor(shape); }
 
 }  // namespace zerohold::kernels

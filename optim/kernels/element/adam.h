@@ -8,7 +8,9 @@ namespace zerohold::kernels {
 
 struct Adam {
   using Constants = AdamConstants;
-  static constexpr int kMoments = 2;
+  static constexpr bool kMoment1 = true;
+  static constexpr bool kMoment2 = true;
+  static constexpr uint32_t kReads = kAdamSettings;
 
   static Constants MakeConstants(const RuleSettings& settings) {
     return MakeAdamConstants(settings, settings.weight_decay);

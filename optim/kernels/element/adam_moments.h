@@ -15,6 +15,8 @@
 
 namespace zerohold::kernels {
 
+inline constexpr uint32_t kAdamSettings = kBeta1 | kBeta2 | kEpsilon | kWeightDecay;
+
 struct AdamConstants {
   float gradient_scale;
   float beta1;

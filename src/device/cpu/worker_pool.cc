@@ -28,7 +28,9 @@ bool Spin(const Ready& ready) {
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return true;
+#if defined(__x86_64__)
       __builtin_ia32_pause();
+#endif
     }
   } while (std::chrono::steady_clock::now() < deadline);
   return false;

@@ -130,6 +130,7 @@ TEST(Disagreement, OfAGroupSetLater) {
 
 TEST(Disagreement, OfTheNumberOfMicroBatches) {
   RunStages({2, 3}, [](const EngineOptions& options, int rank, Communicator ranks) {
+    if (options.zero_stage >= 2) return;  // each micro-batch is reduced: other collectives, Aborted
     const std::vector<float> expected = OneCleanStep(options, ranks);
     Trainer trainer(options, ranks, TwoUnits(), Constant(1));
     if (rank == 1) trainer.MicroBatch(kGradient, false);
@@ -156,6 +157,7 @@ TEST(Disagreement, OfValuesWritten) {
     trainer.WriteUnit(1, Constant(1));
     EXPECT_EQ(trainer.Step(kGradient).step, 1);
     EXPECT_EQ(trainer.ReadStates(), expected);
+    if (options.zero_stage == 3) return;  // there one rank cannot acquire alone
     // Later too, when one rank alone writes, and what all have written before that step.
     if (rank == 1) trainer.WriteUnit(0, Constant(1));
     EXPECT_THAT(Text(trainer.TryStep(kGradient).status()),

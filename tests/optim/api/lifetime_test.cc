@@ -33,8 +33,7 @@ int64_t OpenFiles() {
   return std::ranges::distance(std::filesystem::directory_iterator("/proc/self/fd"));
 }
 
-// The names are gone as soon as all ranks have opened the segment, so that no way to end, a kill
-// among them, can leave one.
+// The names are gone as soon as all ranks have opened the segment, which is before Create returns.
 TEST(OffloadCases, OFF_18_NothingIsLeftInSharedMemory) {
   const int64_t files = OpenFiles();
   RunStages({1, 2, 3}, [](const EngineOptions& options, int, Communicator ranks) {

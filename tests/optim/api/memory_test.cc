@@ -74,13 +74,17 @@ TEST(Memory, BytesOfAParameter) {
           const auto expected = bytes * static_cast<double>(elems);
           EXPECT_NEAR(counted, expected, 0.02 * expected) << static_cast<int>(kind);
         };
-        const double share = options.zero_stage == 0 ? 1.0 : 1.0 / ranks.size();
-        expect(MemoryKind::kParameters, 4);
-        expect(MemoryKind::kGradients, 4);
+        const double part = 1.0 / ranks.size();
+        const double share = options.zero_stage >= 1 ? part : 1.0;
+        const double gradients = options.zero_stage >= 2 ? part : 1.0;
+        const double parameters = options.zero_stage >= 3 ? part : 1.0;
+        expect(MemoryKind::kParameters, 4 * parameters);
+        expect(MemoryKind::kGradients, 4 * gradients);
         expect(MemoryKind::kMaster, 0);  // in fp32 the compute copy is the master
         expect(MemoryKind::kMoment1, 4 * share);
         expect(MemoryKind::kMoment2, 4 * share);
-        const double all = (4 + 4 + 8 * share) * static_cast<double>(elems);
+        const double all =
+            (4 * parameters + 4 * gradients + 8 * share) * static_cast<double>(elems);
         EXPECT_NEAR(static_cast<double>(memory.ModelBytes()), all, 0.02 * all);
         EXPECT_LE(memory.Bytes(Tier::kHost, MemoryKind::kStaging), 2 * bucket * 4);
         for (const Tier tier : {Tier::kDevice, Tier::kNvme}) {
@@ -88,6 +92,33 @@ TEST(Memory, BytesOfAParameter) {
             EXPECT_EQ(memory.Bytes(tier, static_cast<MemoryKind>(kind)), 0);
           }
         }
+      }
+    }
+  });
+}
+
+// bf16 with an fp32 master: 2+2+12/N at stage 1, 2+14/N at 2, 16/N at 3; 2/N less with the
+// remainder. Running sums of micro-batches are 4 more at stages 0 and 1, and 4/N instead of 2/N at
+// 2 and 3.
+TEST(Memory, BytesOfA16BitParameter) {
+  RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {
+    for (const MasterForm form : {MasterForm::kFloat32, MasterForm::kRemainder}) {
+      for (const int64_t micro_batches : {1, 4}) {
+        options.master = form;
+        options.max_micro_batches = micro_batches;
+        ModelSpec model = Blocks(6);
+        for (ParameterSpec& parameter : model.parameters) parameter.dtype = DType::kBFloat16;
+        int64_t elems = 0;
+        const MemoryStats memory = Measure(options, ranks, model, &elems);
+        const double part = 1.0 / ranks.size();
+        const double states =
+            (form == MasterForm::kFloat32 ? 12 : 10) * (options.zero_stage >= 1 ? part : 1.0);
+        const double parameters = 2 * (options.zero_stage >= 3 ? part : 1.0);
+        double gradients = options.zero_stage >= 2 ? 2 * part : 2.0;
+        if (micro_batches > 1) gradients = options.zero_stage >= 2 ? 4 * part : 2.0 + 4.0;
+        const double expected = (states + parameters + gradients) * static_cast<double>(elems);
+        EXPECT_NEAR(static_cast<double>(memory.ModelBytes()), expected, 0.02 * expected)
+            << "stage " << options.zero_stage << " micro-batches " << micro_batches;
       }
     }
   });
@@ -134,7 +165,8 @@ TEST(Memory, FrozenParametersHaveNoStates) {
     for (ParameterSpec& spec : model.parameters) spec.frozen = true;
     int64_t elems = 0;
     const MemoryStats memory = Measure(options, ranks, model, &elems);
-    const auto expected = 4.0 * static_cast<double>(elems);
+    const double expected =
+        4.0 * static_cast<double>(elems) / (options.zero_stage >= 3 ? ranks.size() : 1);
     EXPECT_NEAR(static_cast<double>(memory.Bytes(Tier::kHost, MemoryKind::kParameters)), expected,
                 0.02 * expected);
     EXPECT_EQ(memory.Bytes(Tier::kHost, MemoryKind::kGradients), 0);

@@ -40,22 +40,34 @@ GradientFunction Gradient(int rank, int step) {
   };
 }
 
-std::vector<float> Train(int world, const EngineOptions& options, int micro_batches = 1) {
-  std::vector<std::vector<float>> results(world);
-  RunRanks(world, [&](int rank, Communicator communicator) {
-    const Model model = ThreeUnits();
+struct Recipe {
+  int world = 1;
+  DType dtype = DType::kFloat32;
+  int micro_batches = 1;
+};
+
+std::vector<float> Train(const Recipe& run, const EngineOptions& options) {
+  std::vector<std::vector<float>> results(run.world);
+  RunRanks(run.world, [&](int rank, Communicator communicator) {
+    Model model = ThreeUnits();
+    for (ParameterSpec& parameter : model.parameters) parameter.dtype = run.dtype;
     Trainer trainer(options, communicator, model.parameters, model.units, First);
     for (int step = 0; step < 5; ++step) {
-      for (int i = 0; i < micro_batches; ++i) {
-        trainer.MicroBatch(Gradient(rank, step * 10 + i), i + 1 == micro_batches);
+      for (int i = 0; i < run.micro_batches; ++i) {
+        trainer.MicroBatch(Gradient(rank, step * 10 + i), i + 1 == run.micro_batches);
       }
       trainer.Step();
     }
     results[rank] = trainer.ReadAll();
     EXPECT_TRUE(trainer.engine().Close().ok());
   });
-  for (int rank = 1; rank < world; ++rank) EXPECT_EQ(results[rank], results[0]) << "rank " << rank;
+  for (int rank = 1; rank < run.world; ++rank)
+    EXPECT_EQ(results[rank], results[0]) << "rank " << rank;
   return results[0];
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 EngineOptions Options(int stage) {
@@ -68,19 +80,23 @@ EngineOptions Options(int stage) {
   return options;
 }
 
-TEST(Engine, StagesBucketsRecordsAndThreadsGiveTheSameBits) {
-  for (const int world : {1, 2, 3, 4, 7}) {
-    const std::vector<float> reference = Train(world, Options(0));
-    for (const int stage : {0, 1}) {
+class EveryDType : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Engine, EveryDType,
+                         ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16),
+                         [](const auto& info) { return std::string(NameOf(info.param)); });
+
+TEST_P(EveryDType, StagesBucketsRecordsAndThreadsGiveTheSameBits) {
+  for (const int world : {1, 2, 3, 4}) {
+    const Recipe run{.world = world, .dtype = GetParam()};
+    const std::vector<float> reference = Train(run, Options(0));
+    for (const int stage : {0, 1, 2, 3}) {
       for (const int64_t bucket : {256, 700, 1 << 20}) {
-        for (const int64_t record : {256, 1024, 1 << 18}) {
+        for (const int64_t record : {256, 1 << 18}) {
           EngineOptions options = Options(stage);
           options.bucket_elems = bucket;
           options.record_elems = record;
           options.update_threads = 1 + static_cast<int>(bucket % 3);
-          const std::vector<float> result = Train(world, options);
-          ASSERT_EQ(std::memcmp(result.data(), reference.data(), reference.size() * sizeof(float)),
-                    0)
+          ASSERT_TRUE(SameBits(Train(run, options), reference))
               << "world " << world << " stage " << stage << " bucket " << bucket << " record "
               << record;
         }
@@ -89,9 +105,161 @@ TEST(Engine, StagesBucketsRecordsAndThreadsGiveTheSameBits) {
   }
 }
 
-TEST(Engine, MicroBatchesSumInStagesAlike) {
-  for (const int world : {1, 2, 3})
-    EXPECT_EQ(Train(world, Options(0), 3), Train(world, Options(1), 3));
+TEST_P(EveryDType, MicroBatchesSumAlikeWhereTheyAreSummedAlike) {
+  for (const int world : {1, 2, 3}) {
+    const Recipe run{.world = world, .dtype = GetParam(), .micro_batches = 3};
+    const auto train = [&](int stage) {
+      EngineOptions options = Options(stage);
+      options.max_micro_batches = 3;
+      return Train(run, options);
+    };
+    EXPECT_TRUE(SameBits(train(0), train(1))) << world;
+    EXPECT_TRUE(SameBits(train(2), train(3))) << world;
+  }
+}
+
+// Micro-batch i of a step belongs to rank i mod world: the same global batch gives the same bits at
+// every stage and in every world of a power of two.
+TEST_P(EveryDType, ReproducibleSumsDoNotDependOnTheWorld) {
+  for (const int batches : {4, 12}) {
+    std::vector<float> reference;
+    for (const int world : {1, 2, 4}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        EngineOptions options = Options(stage);
+        options.reproducible = true;
+        options.max_micro_batches = batches;
+        std::vector<float> result;
+        RunRanks(world, [&](int rank, Communicator communicator) {
+          Model model = ThreeUnits();
+          for (ParameterSpec& parameter : model.parameters) parameter.dtype = GetParam();
+          Trainer trainer(options, communicator, model.parameters, model.units, First);
+          for (int step = 0; step < 3; ++step) {
+            for (int i = rank; i < batches; i += world) {
+              trainer.MicroBatch(Gradient(i, step), i + world >= batches);
+            }
+            trainer.Step();
+          }
+          const std::vector<float> values = trainer.ReadAll();
+          if (rank == 0) result = values;
+          EXPECT_TRUE(trainer.engine().Close().ok());
+        });
+        if (reference.empty()) reference = result;
+        EXPECT_TRUE(SameBits(result, reference))
+            << batches << " world " << world << " stage " << stage;
+      }
+    }
+  }
+}
+
+// The weighted mean is the plain one when all weights are the same power of two, and counts samples
+// when they are numbers of samples.
+TEST(Engine, WeightedMeanDividesByTheSumOfWeights) {
+  RunStages({2}, [](EngineOptions options, int rank, Communicator ranks) {
+    options.reduction = GradientReduction::kWeightedMean;
+    Trainer trainer(options, ranks, {{"w", {300}}}, {{"all", {"w"}, {}}},
+                    [](ParameterId, int64_t) { return 0.0f; });
+    Engine& engine = trainer.engine();
+    // Weights 1 and 3 on rank 0, 2 and 2 on rank 1; gradients 4, 8 and 1, 3: (4 + 24 + 2 + 6) / 8.
+    const double weights[2][2] = {{1, 3}, {2, 2}};
+    const float gradients[2][2] = {{4, 8}, {1, 3}};
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_TRUE(engine.BeginMicroBatch(weights[rank][i], i == 1).ok());
+      trainer.Backward(0, [&](ParameterId, std::span<const float>, std::span<float> gradient) {
+        for (float& value : gradient) value += gradients[rank][i];
+      });
+    }
+    const StepStats stats = trainer.Step();
+    EXPECT_NEAR(stats.grad_norm, 4.5 * std::sqrt(300.0), 1e-4);
+    EXPECT_EQ(trainer.Read(0, StateKind::kGradient)[299], 4.5f);
+  });
+}
+
+// Unscaled before the norm, halved after a skip, grown after clean steps; a skip changes nothing.
+TEST_P(EveryDType, LossScaleFollowsItsRule) {
+  RunStages({2}, [](EngineOptions options, int rank, Communicator ranks) {
+    options.loss_scale = {.enabled = true, .initial = 1024, .growth_interval = 2};
+    Trainer trainer(options, ranks, {{"w", {2}, GetParam()}}, {{"all", {"w"}, {}}},
+                    [](ParameterId, int64_t) { return 1.0f; });
+    const auto step = [&](float bad) {
+      trainer.MicroBatch([&](ParameterId, std::span<const float>, std::span<float> gradient) {
+        const auto scale = static_cast<float>(trainer.engine().LossScale());
+        gradient[0] += 3 * scale + (rank == 1 ? bad : 0.0f);
+        gradient[1] += 4 * scale;
+      });
+      return trainer.Step();
+    };
+    EXPECT_EQ(trainer.engine().LossScale(), 1024);
+    EXPECT_NEAR(step(0).grad_norm, 5.0, 1e-3);
+    EXPECT_NEAR(step(0).grad_norm, 5.0, 1e-3);
+    EXPECT_EQ(trainer.engine().LossScale(), 2048);
+    const std::vector<float> before = trainer.Read(0);
+    const StepStats skipped = step(INFINITY);
+    EXPECT_FALSE(skipped.applied);
+    EXPECT_EQ(skipped.step, 2);
+    EXPECT_EQ(trainer.engine().LossScale(), 1024);
+    EXPECT_EQ(trainer.Read(0), before);
+    EXPECT_TRUE(step(0).applied);
+  });
+}
+
+// Stage 3 learns the order of acquires and has units there before they are asked for; what is
+// touched outside is refused or found.
+TEST(Engine, FramesBoundWhatIsLive) {
+  RunRanks(2, [](int rank, Communicator ranks) {
+    EngineOptions options = Options(3);
+    options.max_live_parameters_bytes = 3 * (int64_t{2} << 20);
+    options.max_live_gradients_bytes = 2 * (int64_t{2} << 20);
+    std::vector<ParameterSpec> parameters;
+    std::vector<UnitSpec> units;
+    for (int i = 0; i < 8; ++i) {
+      const std::string name(1, static_cast<char>('a' + i));
+      parameters.push_back({name, {400000}});
+      units.push_back({"unit_" + name, {name}, {}});
+    }
+    Trainer trainer(options, ranks, parameters, units, First);
+    Engine& engine = trainer.engine();
+    const void* const address = engine.Parameter(5).data;
+    StepStats stats;
+    for (int step = 0; step < 4; ++step) {
+      ASSERT_TRUE(engine.BeginMicroBatch().ok());
+      for (UnitId unit = 0; unit < 8; ++unit) {
+        ASSERT_TRUE(engine.Acquire(unit, AcquireMode::kForward).ok());
+        EXPECT_EQ(trainer.Values(unit).size(), 400000u);
+        ASSERT_TRUE(engine.Release(unit).ok());
+      }
+      for (UnitId unit = 7; unit >= 0; --unit) trainer.Backward(unit, Gradient(rank, step));
+      stats = trainer.Step();
+      EXPECT_TRUE(stats.applied);
+    }
+    EXPECT_EQ(engine.Parameter(5).data, address);
+    EXPECT_EQ(stats.route_changes, 0);
+    EXPECT_EQ(stats.prefetch_misses, 0);
+    EXPECT_EQ(engine.Memory().Bytes(Tier::kHost, MemoryKind::kFrames), 5 * (int64_t{2} << 20));
+  });
+}
+
+TEST(Engine, AForeignCopyIsRefusedByName) {
+  RunStages({2}, [](EngineOptions options, int, Communicator ranks) {
+    Trainer trainer(options, ranks, {{"v", {100}}, {"w", {5000}}}, {{"all", {"v", "w"}, {}}},
+                    [](ParameterId, int64_t) { return 1.0f; });
+    const auto gradient = [](ParameterId, std::span<const float>, std::span<float> sums) {
+      for (float& value : sums) value += 1.0f;
+    };
+    trainer.MicroBatch(gradient);
+    trainer.Step();
+    Engine& engine = trainer.engine();
+    ASSERT_TRUE(engine.BeginMicroBatch().ok());
+    ASSERT_TRUE(engine.Acquire(0, AcquireMode::kForward).ok());
+    for (float& value : trainer.Values(1)) value = 7.0f;
+    ASSERT_TRUE(engine.Release(0).ok());
+    trainer.Backward(0, gradient);
+    const Status refused = engine.Step().status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(refused.message().find("parameter w"), absl::string_view::npos) << refused;
+    EXPECT_TRUE(engine.AdoptParameters().ok());
+    trainer.MicroBatch(gradient);
+    EXPECT_TRUE(trainer.Step().applied);
+  });
 }
 
 // Threads inherit the floating-point state of who makes them: a trainer that flushes denormals to

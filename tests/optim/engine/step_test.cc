@@ -41,12 +41,14 @@ class Recorder : public StepActions {
     if (operation.after >= 0) {
       EXPECT_TRUE(done_[operation.after]);
     }
-    if (operation.phase == Phase::kReduce) {
+    if (operation.phase != Phase::kApply) {
       EXPECT_FALSE(agreement_started);
     } else {
       EXPECT_TRUE(agreement_done);
     }
-    int& last = operation.verb == Verb::kUpdate ? last_update_ : last_collective_;
+    int& last = operation.verb == Verb::kUpdate    ? last_update_
+                : operation.phase == Phase::kApply ? last_gather_
+                                                   : last_reduction_;
     EXPECT_GT(index, last);
     last = index;
     started_[index] = 1;
@@ -80,7 +82,8 @@ class Recorder : public StepActions {
   std::vector<char> started_;
   std::vector<char> done_;
   int last_update_ = -1;
-  int last_collective_ = -1;
+  int last_reduction_ = -1;
+  int last_gather_ = -1;
 };
 
 struct Case {
@@ -96,6 +99,7 @@ void Play(const Case& which, uint32_t seed) {
   Recorder recorder(plan);
   Step step(plan, kUnits, recorder);
   std::vector<UnitId> to_report = {0, 1, 2, 3};
+  step.BeginRound(Round::kFinal);
   std::shuffle(to_report.begin(), to_report.end(), random);
   bool requested = false;
   for (int guard = 0; step.state() != Step::State::kFinished; ++guard) {
@@ -110,6 +114,7 @@ void Play(const Case& which, uint32_t seed) {
       step.UnitReady(to_report.back());
       to_report.pop_back();
     } else if (!requested) {
+      step.CloseRound();
       step.Request();
       requested = true;
     }
@@ -125,11 +130,21 @@ void Play(const Case& which, uint32_t seed) {
 
 TEST(Step, AnyOrderOfCompletionsEndsRight) {
   const std::vector<Case> cases = {
-      {{.gather_gradients = true, .gather_parameters = false}, true, {1, 1, 1, 1}},
-      {{.gather_gradients = false, .gather_parameters = true}, true, {1, 1, 1, 1}},
-      {{.gather_gradients = false, .gather_parameters = true}, true, {0, 1, 0, 1}},
-      {{.gather_gradients = false, .gather_parameters = true}, false, {1, 1, 1, 1}},
-      {{.gather_gradients = false, .gather_parameters = false}, true, {1, 0, 1, 1}},
+      {{.finish_sums = false, .gather_gradients = true, .gather_parameters = false},
+       true,
+       {1, 1, 1, 1}},
+      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = true},
+       true,
+       {1, 1, 1, 1}},
+      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = true},
+       true,
+       {0, 1, 0, 1}},
+      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = true},
+       false,
+       {1, 1, 1, 1}},
+      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = false},
+       true,
+       {1, 0, 1, 1}},
   };
   for (const Case& which : cases) {
     for (uint32_t seed = 0; seed < 200; ++seed) Play(which, seed);
@@ -138,10 +153,11 @@ TEST(Step, AnyOrderOfCompletionsEndsRight) {
 
 TEST(Step, NothingStartsBeforeAUnitReports) {
   const layout::Layout layout = MakeLayout(2);
-  const StepPlan plan =
-      BuildStepPlan(layout, {.gather_gradients = false, .gather_parameters = true});
+  const StepPlan plan = BuildStepPlan(
+      layout, {.finish_sums = false, .gather_gradients = false, .gather_parameters = true});
   Recorder recorder(plan);
   Step step(plan, kUnits, recorder);
+  step.BeginRound(Round::kFinal);
   step.Pump();
   EXPECT_TRUE(recorder.in_flight.empty());
   step.UnitReady(0);  // reduced last, so it waits for the others
@@ -154,8 +170,8 @@ TEST(Step, NothingStartsBeforeAUnitReports) {
 
 TEST(StepPlan, ReadsAsALineAnOperation) {
   const layout::Layout layout = MakeLayout(2);
-  const StepPlan plan =
-      BuildStepPlan(layout, {.gather_gradients = false, .gather_parameters = true});
+  const StepPlan plan = BuildStepPlan(
+      layout, {.finish_sums = false, .gather_gradients = false, .gather_parameters = true});
   const std::vector<UnitSpec> units = {
       {"u0", {}, {}}, {"u1", {}, {}}, {"u2", {}, {}}, {"u3", {}, {}}};
   const std::string text = ToString(plan, units);

@@ -16,9 +16,10 @@ const std::vector<UnitSpec> kUnits = {
 
 class WindowTest : public ::testing::Test {
  protected:
-  std::vector<UnitId> Zeroes(UnitId unit) {
+  std::vector<UnitId> Begins(UnitId unit) {
     std::vector<UnitId> units;
-    EXPECT_TRUE(window.Acquire(unit, AcquireMode::kBackward, &units).ok());
+    EXPECT_TRUE(window.CheckAcquire(unit, AcquireMode::kBackward, &units).ok());
+    window.Acquire(unit, AcquireMode::kBackward);
     return units;
   }
   std::vector<UnitId> Ready(UnitId unit) {
@@ -31,61 +32,80 @@ class WindowTest : public ::testing::Test {
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   }
 
-  Window window{kUnits};
+  Window window{kUnits, {false, false, false}};
   std::vector<UnitId> list;
   bool written = false;
 };
 
 TEST_F(WindowTest, TiedParameterIsReadyWhenOwnerAndUsersHaveReported) {
   ASSERT_TRUE(window.BeginMicroBatch(true).ok());
-  EXPECT_THAT(Zeroes(2), ElementsAre(2, 0));
+  EXPECT_THAT(Begins(2), ElementsAre(2, 0));
   EXPECT_THAT(Ready(2), ElementsAre(2));
-  EXPECT_THAT(Zeroes(1), ElementsAre(1));
+  EXPECT_THAT(Begins(1), ElementsAre(1));
   EXPECT_THAT(Ready(1), ElementsAre(1));
-  EXPECT_THAT(Zeroes(0), IsEmpty());
+  EXPECT_THAT(Begins(0), IsEmpty());
   EXPECT_THAT(Ready(0), ElementsAre(0));
 }
 
-TEST_F(WindowTest, NothingIsReadyBeforeTheLastMicroBatch) {
+TEST_F(WindowTest, GradientsBeginOnceInAWindowOrInEveryMicroBatch) {
+  for (const bool fresh : {false, true}) {
+    window = Window(kUnits, {fresh, fresh, fresh});
+    ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+    EXPECT_THAT(Begins(1), ElementsAre(1));
+    EXPECT_THAT(Ready(1), ElementsAre(1));
+    ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+    EXPECT_EQ(Begins(1), fresh ? std::vector<UnitId>{1} : std::vector<UnitId>{});
+    EXPECT_THAT(Ready(1), ElementsAre(1));
+    EXPECT_EQ(window.micro_batches(), 2);
+    EXPECT_TRUE(window.Present(1));
+    EXPECT_FALSE(window.Present(0));
+    window.Reset();
+    EXPECT_EQ(window.micro_batches(), 0);
+    EXPECT_FALSE(window.Present(1));
+  }
+}
+
+TEST_F(WindowTest, WhatWaitsForOthersIsReadyWhenTheMicroBatchCloses) {
   ASSERT_TRUE(window.BeginMicroBatch(false).ok());
-  EXPECT_THAT(Zeroes(1), ElementsAre(1));
-  EXPECT_THAT(Ready(1), IsEmpty());
+  EXPECT_THAT(Begins(2), ElementsAre(2, 0));
+  EXPECT_THAT(Ready(2), ElementsAre(2));  // the embedding waits for its own unit
+  window.CloseMicroBatch(&list);
+  EXPECT_THAT(list, ElementsAre(0));
+}
+
+TEST_F(WindowTest, WhatCountsAsAbsentIsRefusedUntilTheNextMicroBatch) {
+  ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+  window.CountAsAbsent(1);
+  ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
   ASSERT_TRUE(window.BeginMicroBatch(true).ok());
-  EXPECT_THAT(Zeroes(1), IsEmpty());
-  EXPECT_THAT(Ready(1), ElementsAre(1));
-  EXPECT_EQ(window.micro_batches(), 2);
-  EXPECT_TRUE(window.Present(1));
-  EXPECT_FALSE(window.Present(0));
-  window.Reset();
-  EXPECT_EQ(window.micro_batches(), 0);
-  EXPECT_FALSE(window.Present(1));
+  EXPECT_TRUE(window.CheckAcquire(1, AcquireMode::kBackward, &list).ok());
 }
 
 TEST_F(WindowTest, OrderOfCallsIsChecked) {
   ExpectRefused(window.CheckStep(), "BeginMicroBatch");
-  ExpectRefused(window.Acquire(1, AcquireMode::kBackward, &list), "unit block");
+  ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
   ExpectRefused(window.Release(1, &written), "unit block is not acquired");
   ASSERT_TRUE(window.BeginMicroBatch(true).ok());
   ExpectRefused(window.GradReady(1, &list), "Acquire(kBackward)");
   ExpectRefused(window.BeginMicroBatch(true), "call Step first");
-  Zeroes(1);
+  Begins(1);
   ExpectRefused(window.CheckStep(), "unit block");
   Ready(1);
   ExpectRefused(window.GradReady(1, &list), "unit block has reported already");
-  ExpectRefused(window.Acquire(1, AcquireMode::kBackward, &list), "unit block");
+  ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
   EXPECT_TRUE(window.CheckStep().ok());
 }
 
 TEST_F(WindowTest, UnreportedUnitStopsTheNextMicroBatch) {
   ASSERT_TRUE(window.BeginMicroBatch(false).ok());
-  Zeroes(1);
+  Begins(1);
   ExpectRefused(window.BeginMicroBatch(true), "unit block");
   EXPECT_EQ(window.micro_batches(), 1);
 }
 
 TEST_F(WindowTest, UnknownUnitsAreNamed) {
   for (const UnitId unit : {-1, 3}) {
-    EXPECT_EQ(window.Acquire(unit, AcquireMode::kForward, &list).code(),
+    EXPECT_EQ(window.CheckAcquire(unit, AcquireMode::kForward, &list).code(),
               absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(window.Release(unit, &written).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(window.GradReady(unit, &list).code(), absl::StatusCode::kInvalidArgument);
@@ -93,8 +113,8 @@ TEST_F(WindowTest, UnknownUnitsAreNamed) {
 }
 
 TEST_F(WindowTest, WriteIsAdoptedAtTheOutermostRelease) {
-  ASSERT_TRUE(window.Acquire(1, AcquireMode::kForward, &list).ok());
-  ASSERT_TRUE(window.Acquire(1, AcquireMode::kWrite, &list).ok());
+  window.Acquire(1, AcquireMode::kForward);
+  window.Acquire(1, AcquireMode::kWrite);
   ASSERT_TRUE(window.Release(1, &written).ok());
   EXPECT_FALSE(written);
   ASSERT_TRUE(window.Release(1, &written).ok());

@@ -14,21 +14,23 @@
 namespace zerohold::kernels {
 namespace {
 
-// One weight, its gradients in order; the weight after each step.
-std::vector<double> WeightsAfter(UpdateRule rule, const GroupOptions& group, float weight,
+// One weight, its gradients in order; its master after each step.
+std::vector<double> WeightsAfter(const UpdateShape& shape, const GroupOptions& group, float weight,
                                  const std::vector<float>& gradients) {
-  OperandArrays arrays(1);
-  *arrays.master() = weight;
-  *arrays.moment1() = *arrays.moment2() = 0.0f;
+  OperandArrays arrays(shape, 1);
+  arrays.SetMasters({weight});
   std::vector<double> out;
   for (const float gradient : gradients) {
-    *arrays.gradient() = gradient;
-    const auto step = static_cast<int64_t>(out.size()) + 1;
-    arrays.Update(SelectUpdate(rule, InstructionSet::kBest),
-                  MakeConstants(rule, group, group.learning_rate, step, 1.0));
-    out.push_back(*arrays.master());
+    arrays.SetGradient(0, gradient);
+    arrays.Step(group, static_cast<int64_t>(out.size()) + 1);
+    out.push_back(arrays.Masters()[0]);
   }
   return out;
+}
+
+std::vector<double> WeightsAfter(UpdateRule rule, const GroupOptions& group, float weight,
+                                 const std::vector<float>& gradients) {
+  return WeightsAfter({.rule = rule}, group, weight, gradients);
 }
 
 // epsilon stands outside the root and is not scaled by the correction.
@@ -53,15 +55,19 @@ TEST(NumericsCases, NUM_04) {
   EXPECT_NEAR(adam[1], 1.839597387, 1e-6);
 }
 
-// The decay acts on the fp32 master, where it is above the grid; the bf16 copy follows.
+// The decay acts on the fp32 master, where it is above the grid; the bf16 copy follows, in either
+// form of the master.
 TEST(NumericsCases, NUM_08) {
   GroupOptions group;
   group.weight_decay = 1e-2;
-  const double master =
-      WeightsAfter(UpdateRule::kAdamW, group, 1.0f, std::vector<float>(1000, 0.0f)).back();
-  EXPECT_NEAR(master, 0.9900498, 6e-5);
-  const uint16_t copy = base::FloatToBFloat16(static_cast<float>(master));
-  EXPECT_EQ(base::BFloat16ToFloat(copy), 0.98828125f);
+  for (const MasterForm form : {MasterForm::kFloat32, MasterForm::kRemainder}) {
+    OperandArrays arrays({.gradient = DType::kBFloat16, .copy = DType::kBFloat16, .master = form},
+                         1);
+    arrays.SetMasters({1.0f});
+    for (int64_t step = 1; step <= 1000; ++step) arrays.Step(group, step);
+    EXPECT_NEAR(arrays.Masters()[0], 0.9900498, 6e-5);
+    EXPECT_EQ(arrays.Copy(0), 0.98828125f);
+  }
 }
 
 // No lane of a sum is dropped, at any length.
@@ -75,44 +81,63 @@ TEST(NumericsCases, NUM_38) {
   }
 }
 
-// A 16-bit type, or fp32, as a way in and a way out.
-struct Type {
-  const char* name;
-  float (*round)(float);
-};
-
-// Every pair of gradient and parameter type is right to its rounding, and stays inside its arrays.
+// Every pair of gradient and parameter type is right to its rounding, and stays inside its arrays;
+// and so is the form of a remainder.
 TEST(NumericsCases, NUM_40) {
-  const Type types[] = {
-      {"fp32", [](float f) { return f; }},
-      {"bf16", [](float f) { return base::BFloat16ToFloat(base::FloatToBFloat16(f)); }},
-      {"fp16", [](float f) { return base::Float16ToFloat(base::FloatToFloat16(f)); }},
-  };
   GroupOptions group;
   group.learning_rate = 0x1p-6;
-  for (const InstructionSet set :
-       {InstructionSet::kBaseline, InstructionSet::kV3, InstructionSet::kV4}) {
+  for (const InstructionSet set : kSets) {
     if (!Supports(set)) continue;
-    for (const Type& gradient : types) {
-      OperandArrays arrays(1001);
-      for (int64_t i = 0; i < 1001; ++i) {
-        arrays.master()[i] = 1.0f;
-        arrays.moment1()[i] = arrays.moment2()[i] = 0.0f;
-        arrays.gradient()[i] = gradient.round(i % 2 == 0 ? 0.5f : -0.25f);
-      }
-      arrays.Update(SelectUpdate(UpdateRule::kAdamW, set),
-                    MakeConstants(UpdateRule::kAdamW, group, group.learning_rate, 1, 1.0));
-      EXPECT_TRUE(arrays.GuardsIntact());
-      for (const Type& parameter : types) {
-        const float tolerance = std::string(parameter.name) == "fp32" ? 1e-7f : 0.0f;
+    for (const DType gradient : kTypes) {
+      for (const WeightForm form : kForms) {
+        OperandArrays arrays({UpdateRule::kAdamW, gradient, form.copy, form.master}, 1001);
+        arrays.SetMasters(std::vector<float>(1001, 1.0f));
+        for (int64_t i = 0; i < 1001; ++i) arrays.SetGradient(i, i % 2 == 0 ? 0.5f : -0.25f);
+        arrays.Step(group, 1, 1.0, set);
+        EXPECT_TRUE(arrays.GuardsIntact());
+        const std::vector<float> masters = arrays.Masters();
+        const float tolerance = form.copy == DType::kFloat32 ? 1e-7f : 0.0f;
         for (int64_t i = 0; i < 1001; ++i) {
-          ASSERT_NEAR(parameter.round(arrays.master()[i]), i % 2 == 0 ? 0.984375f : 1.015625f,
-                      tolerance)
-              << NameOf(set) << ' ' << gradient.name << ' ' << parameter.name << ' ' << i;
+          const float expected = i % 2 == 0 ? 0.984375f : 1.015625f;
+          ASSERT_NEAR(arrays.Copy(i), expected, tolerance)
+              << NameOf(set) << ' ' << NameOf(gradient) << ' ' << NameOf(form.copy) << ' ' << i;
+          ASSERT_NEAR(masters[i], expected, 1e-7f);
         }
       }
     }
   }
+}
+
+// Ten updates below half the grid of fp16 are lost in fp16 alone, and kept in a master.
+TEST(ExactValues, SmallUpdatesOfAnFp16Weight) {
+  GroupOptions group;
+  group.learning_rate = 1e-4;
+  OperandArrays with({UpdateRule::kSgd, DType::kFloat16, DType::kFloat16, MasterForm::kFloat32}, 1);
+  OperandArrays alone(with.shape(), 1);
+  for (OperandArrays* arrays : {&with, &alone}) {
+    arrays->SetMasters({1.0f});
+    arrays->SetGradient(0, 1.0f);
+    for (int64_t step = 1; step <= 10; ++step) {
+      arrays->Step(group, step);
+      if (arrays == &alone) arrays->ForgetMasters();
+    }
+  }
+  EXPECT_EQ(alone.Masters()[0], 1.0f);
+  EXPECT_EQ(with.Masters()[0], 0.998999834f);
+  EXPECT_EQ(with.Copy(0), 0.99902344f);  // the nearest of fp16
+}
+
+// A gradient that fp16 does not hold, and that a loss scale carries through it.
+TEST(ExactValues, TinyGradientThroughALossScale) {
+  GroupOptions group;
+  group.learning_rate = 1.0;
+  OperandArrays arrays({.rule = UpdateRule::kSgd, .gradient = DType::kFloat16}, 1);
+  arrays.SetGradient(0, 1e-8f);
+  arrays.Step(group, 1);
+  EXPECT_EQ(arrays.Masters()[0], 0.0f);
+  arrays.SetGradient(0, 1e-8f * 65536.0f);
+  arrays.Step(group, 1, 1.0 / 65536.0);
+  EXPECT_NEAR(arrays.Masters()[0], -9.997e-9, 1e-12);
 }
 
 // A group's decay of 0 is a value, and decays do not add up.
@@ -140,22 +165,21 @@ TEST(PerformanceCases, PRF_06) {
   EXPECT_EQ(BestInstructionSet(), WidestSet(DetectCpuFeatures()));
 
   std::vector<float> expected;
-  for (const InstructionSet set :
-       {InstructionSet::kBaseline, InstructionSet::kV3, InstructionSet::kV4}) {
+  for (const InstructionSet set : kSets) {
     if (!Supports(set)) continue;
-    OperandArrays arrays(999);
+    OperandArrays arrays({}, 999);
+    std::vector<float> masters;
     for (int64_t i = 0; i < 999; ++i) {
       const auto value = static_cast<float>(i);
-      arrays.master()[i] = std::sin(value);
+      masters.push_back(std::sin(value));
       arrays.moment1()[i] = std::sin(2.0f * value);
       arrays.moment2()[i] = std::fabs(std::sin(3.0f * value));
-      arrays.gradient()[i] = std::sin(4.0f * value);
+      arrays.SetGradient(i, std::sin(4.0f * value));
     }
-    arrays.Update(SelectUpdate(UpdateRule::kAdamW, set),
-                  MakeConstants(UpdateRule::kAdamW, GroupOptions{}, 1e-2, 3, 1.0));
-    std::vector<float> result(arrays.master(), arrays.master() + 999);
-    if (expected.empty()) expected = result;
-    EXPECT_EQ(result, expected) << NameOf(set);
+    arrays.SetMasters(masters);
+    arrays.Step(GroupOptions{}, 3, 1.0, set);
+    if (expected.empty()) expected = arrays.Masters();
+    EXPECT_EQ(arrays.Masters(), expected) << NameOf(set);
   }
 }
 

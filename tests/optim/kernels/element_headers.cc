@@ -1,7 +1,8 @@
 // Not a program: what host and device compilers must compile, as C++17. Every rule of the table and
-// every conversion, in functions of both sides.
+// every way in and out of an array, in functions of both sides.
 #include "optim/kernels/operands.h"
 #include "optim/kernels/rule_table.h"
+#include "optim/kernels/storage.h"
 #include "src/base/convert.h"
 
 namespace zerohold::kernels {
@@ -13,9 +14,17 @@ namespace zerohold::kernels {
 ZH_UPDATE_RULES(ZH_PROBE)
 #undef ZH_PROBE
 
-ZH_HOST_DEVICE uint16_t Narrow(uint16_t half) {
-  return base::FloatToBFloat16(base::Float16ToFloat(half)) ^
-         base::FloatToFloat16(base::BFloat16ToFloat(half));
-}
+#define ZH_PROBE(value, Type) \
+  ZH_HOST_DEVICE float Widen##Type(Type::Stored stored) { return Type::Widen(stored); }
+ZH_ELEMENT_TYPES(ZH_PROBE)
+#undef ZH_PROBE
+
+#define ZH_PROBE(value, ...)                                                                 \
+  ZH_HOST_DEVICE float Halve_##value(__VA_ARGS__::Copy* copy, __VA_ARGS__::Master* master) { \
+    __VA_ARGS__::Set(0.5f * __VA_ARGS__::Get(copy, master, 0), copy, master, 0);             \
+    return __VA_ARGS__::Get(copy, master, 0);                                                \
+  }
+ZH_WEIGHT_FORMS(ZH_PROBE)
+#undef ZH_PROBE
 
 }  // namespace zerohold::kernels

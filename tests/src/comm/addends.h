@@ -1,15 +1,17 @@
-// Test data: addends that any rank can make for any other one, and the sum they should have, by the
-// plainest code there is.
+// Test data: shards, addends that any rank can make for any other one, and the sums they should
+// have, by the plainest code there is.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
 
 #include "src/base/convert.h"
+#include "src/comm/communicator.h"
 #include "zerohold/tensor.h"
 
 namespace zerohold::comm {
@@ -52,17 +54,21 @@ inline std::vector<std::byte> Addends(int rank, DType dtype, int64_t elems) {
   return buffer;
 }
 
-// The sum of element i over ranks [first, first + count): the left subtree is the largest power of
-// two that leaves something for the right.
-inline float NaiveTreeSum(DType dtype, int64_t i, int first, int count) {
-  if (count == 1) {
-    std::byte addend[4];
-    Put(AddendAt(first, i), dtype, addend, 0);
-    return Get(dtype, addend, 0);
-  }
+// What a rank's element i is once it is stored.
+inline float StoredAddendAt(DType dtype, int rank, int64_t i) {
+  std::byte addend[4];
+  Put(AddendAt(rank, i), dtype, addend, 0);
+  return Get(dtype, addend, 0);
+}
+
+// The sum of value(k) for k in [first, first + count): the left subtree is the largest power of two
+// that leaves something for the right.
+template <typename Value>
+float NaiveTree(const Value& value, int first, int count) {
+  if (count == 1) return value(first);
   int left = 1;
   while (2 * left < count) left *= 2;
-  return NaiveTreeSum(dtype, i, first, left) + NaiveTreeSum(dtype, i, first + left, count - left);
+  return NaiveTree(value, first, left) + NaiveTree(value, first + left, count - left);
 }
 
 // round(sum / divisor) of elements [begin, end).
@@ -70,9 +76,31 @@ inline std::vector<std::byte> NaiveMean(int world, DType dtype, int64_t begin, i
                                         float divisor) {
   std::vector<std::byte> mean((end - begin) * SizeOf(dtype));
   for (int64_t i = begin; i < end; ++i) {
-    Put(NaiveTreeSum(dtype, i, 0, world) / divisor, dtype, mean.data(), i - begin);
+    const auto addend = [&](int rank) { return StoredAddendAt(dtype, rank, i); };
+    Put(NaiveTree(addend, 0, world) / divisor, dtype, mean.data(), i - begin);
   }
   return mean;
+}
+
+// Shards of one size each, or of other sizes on every rank, empty ones among them.
+inline std::vector<layout::Range> Shards(int world, int64_t elems, bool uneven) {
+  std::vector<layout::Range> shards;
+  int64_t begin = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const int64_t size = uneven ? rank % 3 * elems : elems;
+    shards.push_back({begin, begin + size});
+    begin += size;
+  }
+  return shards;
+}
+
+inline std::vector<std::byte> Scratch(Communicator& communicator,
+                                      std::span<const layout::Range> shards, DType dtype) {
+  int64_t longest = 0;
+  for (const layout::Range& shard : shards) longest = std::max(longest, shard.size());
+  std::vector<std::byte> scratch(Communicator::ScratchBytes(longest, dtype, communicator.size()));
+  communicator.SetScratch(scratch);
+  return scratch;
 }
 
 inline testing::AssertionResult SameBits(std::span<const std::byte> actual,
@@ -86,6 +114,11 @@ inline testing::AssertionResult SameBits(std::span<const std::byte> actual,
     }
   }
   return testing::AssertionSuccess();
+}
+
+template <typename T>
+testing::AssertionResult SameBits(const std::vector<T>& actual, const std::vector<T>& expected) {
+  return SameBits(std::as_bytes(std::span(actual)), std::as_bytes(std::span(expected)));
 }
 
 }  // namespace zerohold::comm

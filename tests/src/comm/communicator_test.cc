@@ -31,50 +31,67 @@ TEST(Label, SaysVerbItemIndexAndOwner) {
 }
 
 // Every verb, a few times, with the largest operands.
-void RunVerbs(comm::Communicator& communicator, std::vector<float>& bucket,
-              std::span<const layout::Range> shards, std::span<const comm::Piece> pieces) {
-  int64_t words[] = {1, 2, 3};
-  for (int64_t i = 0; i < 10; ++i) {
-    base::NormBins norm;
-    const Label label{.verb = "Verb", .item = "bucket", .index = i, .of = "a unit's long name"};
-    float* own = bucket.data() + shards[communicator.rank()].begin;
-    ASSERT_TRUE(
-        communicator
-            .ReduceScatter(label,
-                           {.addends = bucket.data(), .shards = shards, .out = own, .norm = &norm})
-            .ok());
-    ASSERT_TRUE(communicator.AllGather(label, bucket.data(), pieces).ok());
-    ASSERT_TRUE(communicator.Broadcast(label, bucket.data(), 4096, 1).ok());
-    ASSERT_TRUE(communicator.AllReduce(label, {words, 1}, {words + 1, 1}, {words + 2, 1}).ok());
-    ASSERT_TRUE(comm::Agree(communicator, absl::OkStatus()).ok());
+class AllVerbs {
+ public:
+  explicit AllVerbs(comm::Communicator& communicator)
+      : communicator_(communicator),
+        scratch_(
+            comm::Communicator::ScratchBytes(kShardElems, DType::kFloat32, communicator.size())),
+        bucket_(communicator.size() * kShardElems, 1.0f) {
+    communicator.SetScratch(scratch_);
+    communicator.Configure({.check_order = true});
+    for (int rank = 0; rank < communicator.size(); ++rank) {
+      shards_.push_back({rank * kShardElems, (rank + 1) * kShardElems});
+      pieces_.push_back({rank, rank * kShardElems * 4, kShardElems * 4});
+    }
+    for (int level = 0; level < kLevels; ++level) levels_[level] = &sums_[level * kShardElems];
   }
-}
+
+  void Run() {
+    int64_t words[] = {1, 2, 3};
+    base::NormBins norm;
+    const comm::Mean mean{.out = &bucket_[shards_[communicator_.rank()].begin], .norm = &norm};
+    for (int64_t i = 0; i < 10; ++i) {
+      const Label label{.verb = "Verb", .item = "bucket", .index = i, .of = "a unit's long name"};
+      const comm::RunningSums sums{.levels = levels_, .round = i};
+      Expect(communicator_.ReduceScatter(
+          label, {.addends = bucket_.data(), .shards = shards_, .mean = mean}));
+      Expect(communicator_.ReduceScatter(label, {.shards = shards_, .sums = sums}));
+      communicator_.FinishSum(sums, i + 1, kShardElems, mean);
+      Expect(communicator_.AllGather(label, bucket_.data(), pieces_));
+      Expect(communicator_.Broadcast(label, bucket_.data(), 4096, 1));
+      Expect(communicator_.AllReduce(label, {words, 1}, {words + 1, 1}, {words + 2, 1}));
+      Expect(comm::Agree(communicator_, absl::OkStatus()));
+    }
+  }
+
+ private:
+  static constexpr int64_t kShardElems = 1024;
+  static constexpr int kLevels = 4;
+  static void Expect(const absl::Status& status) { ASSERT_TRUE(status.ok()) << status; }
+
+  comm::Communicator& communicator_;
+  std::vector<std::byte> scratch_;
+  std::vector<float> bucket_;
+  std::vector<float> sums_ = std::vector<float>(kLevels * kShardElems);
+  float* levels_[kLevels];
+  std::vector<layout::Range> shards_;
+  std::vector<comm::Piece> pieces_;
+};
 
 TEST(ThreadCommunicator, WarmVerbsAllocateNothing) {
   constexpr int kWorld = 3;
-  constexpr int64_t kShardElems = 1024;
-  std::vector<layout::Range> shards;
-  std::vector<comm::Piece> pieces;
-  for (int rank = 0; rank < kWorld; ++rank) {
-    shards.push_back({rank * kShardElems, (rank + 1) * kShardElems});
-    pieces.push_back({rank, rank * kShardElems * 4, kShardElems * 4});
-  }
   auto communicators = comm::CreateThreadCommunicators(kWorld);
   std::barrier warm(kWorld);
   int64_t before = 0;
   int64_t after = 0;
   const auto play = [&](int rank) {
-    comm::Communicator& communicator = *communicators[rank];
-    std::vector<std::byte> scratch(
-        comm::Communicator::ScratchBytes(kShardElems, DType::kFloat32, kWorld));
-    std::vector<float> bucket(kWorld * kShardElems, 1.0f);
-    communicator.SetScratch(scratch);
-    communicator.Configure({.check_order = true});
-    RunVerbs(communicator, bucket, shards, pieces);
+    AllVerbs verbs(*communicators[rank]);
+    verbs.Run();
     warm.arrive_and_wait();
     if (rank == 0) before = NewCalls();
     warm.arrive_and_wait();
-    RunVerbs(communicator, bucket, shards, pieces);
+    verbs.Run();
     warm.arrive_and_wait();
     if (rank == 0) after = NewCalls();
     warm.arrive_and_wait();

@@ -1,4 +1,5 @@
-// The suite itself: values, whatever the transport. Failures are in conformance_failures.cc.
+// The suite itself: values, whatever the transport. More of sums, failures and twins are in the
+// files beside it.
 #include "tests/src/comm/conformance.h"
 
 #include <gmock/gmock.h>
@@ -16,27 +17,6 @@ namespace {
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 constexpr int64_t kSizes[] = {0, 1, 7, 256, 1009, 3001};
 
-// Shards of one size each, or of other sizes on every rank, empty ones among them.
-std::vector<layout::Range> Shards(int world, int64_t elems, bool uneven) {
-  std::vector<layout::Range> shards;
-  int64_t begin = 0;
-  for (int rank = 0; rank < world; ++rank) {
-    const int64_t size = uneven ? rank % 3 * elems : elems;
-    shards.push_back({begin, begin + size});
-    begin += size;
-  }
-  return shards;
-}
-
-std::vector<std::byte> Scratch(Communicator& communicator, std::span<const layout::Range> shards,
-                               DType dtype) {
-  int64_t longest = 0;
-  for (const layout::Range& shard : shards) longest = std::max(longest, shard.size());
-  std::vector<std::byte> scratch(Communicator::ScratchBytes(longest, dtype, communicator.size()));
-  communicator.SetScratch(scratch);
-  return scratch;
-}
-
 // One reduction, its result and its norm against the plainest code.
 void CheckReduceScatter(Communicator& communicator, DType dtype,
                         std::span<const layout::Range> shards, bool in_place) {
@@ -51,14 +31,17 @@ void CheckReduceScatter(Communicator& communicator, DType dtype,
   constexpr float kDivisor = 3.0f;
   constexpr double kNormWeight = 0.5;
   base::NormBins norm;
-  ASSERT_EQ(communicator.ReduceScatter({.verb = "ReduceScatter"}, {.addends = bucket.data(),
-                                                                   .dtype = dtype,
-                                                                   .shards = shards,
-                                                                   .out = out,
-                                                                   .divisor = kDivisor,
-                                                                   .norm = &norm,
-                                                                   .norm_weight = kNormWeight}),
-            absl::OkStatus());
+  ASSERT_EQ(
+      communicator.ReduceScatter({.verb = "ReduceScatter"}, {.addends = bucket.data(),
+                                                             .dtype = dtype,
+                                                             .shards = shards,
+                                                             .mean = {.out = out,
+                                                                      .dtype = dtype,
+                                                                      .rounded_to = dtype,
+                                                                      .divisor = kDivisor,
+                                                                      .norm = &norm,
+                                                                      .norm_weight = kNormWeight}}),
+      absl::OkStatus());
 
   std::vector<std::byte> expected =
       NaiveMean(communicator.size(), dtype, own.begin, own.end, kDivisor);
@@ -111,14 +94,17 @@ TEST_P(CommunicatorConformance, NUM_30) {
       std::vector<uint16_t> mean(256);
       const std::vector<std::byte> scratch = Scratch(communicator, shards, DType::kFloat16);
       base::NormBins norm;
-      ASSERT_EQ(communicator.ReduceScatter({.verb = "ReduceScatter"},
-                                           {.addends = addends.data(),
-                                            .dtype = DType::kFloat16,
-                                            .shards = shards,
-                                            .out = mean.data(),
-                                            .divisor = static_cast<float>(communicator.size()),
-                                            .norm = &norm}),
-                absl::OkStatus());
+      ASSERT_EQ(
+          communicator.ReduceScatter({.verb = "ReduceScatter"},
+                                     {.addends = addends.data(),
+                                      .dtype = DType::kFloat16,
+                                      .shards = shards,
+                                      .mean = {.out = mean.data(),
+                                               .dtype = DType::kFloat16,
+                                               .rounded_to = DType::kFloat16,
+                                               .divisor = static_cast<float>(communicator.size()),
+                                               .norm = &norm}}),
+          absl::OkStatus());
       for (const uint16_t bits : mean) ASSERT_EQ(base::Float16ToFloat(bits), value);
       EXPECT_FALSE(norm.nonfinite());
       EXPECT_NEAR(norm.Norm(), 16.0 * value, 1e-6 * 16.0 * value);
@@ -134,9 +120,10 @@ TEST_P(CommunicatorConformance, ANonFiniteAddendReachesTheNorm) {
     std::vector<float> mean(256);
     const std::vector<std::byte> scratch = Scratch(communicator, shards, DType::kFloat32);
     base::NormBins norm;
-    ASSERT_EQ(communicator.ReduceScatter(
-                  {.verb = "ReduceScatter"},
-                  {.addends = addends.data(), .shards = shards, .out = mean.data(), .norm = &norm}),
+    ASSERT_EQ(communicator.ReduceScatter({.verb = "ReduceScatter"},
+                                         {.addends = addends.data(),
+                                          .shards = shards,
+                                          .mean = {.out = mean.data(), .norm = &norm}}),
               absl::OkStatus());
     EXPECT_EQ(norm.nonfinite(), communicator.rank() == 0);  // element 3 is in its shard
   });

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 
+#include "src/base/align.h"
 #include "tests/src/layout/models.h"
 
 namespace zerohold::layout {
@@ -30,11 +31,11 @@ TEST(Layout, PartsOfAUnitThatDifferGetSpacesInOrderOfAppearance) {
   EXPECT_EQ(spaces[1].dtype, DType::kBFloat16);
   EXPECT_TRUE(spaces[2].frozen);
   EXPECT_EQ(spaces[2].gradient_offset_bytes, -1);
-  EXPECT_EQ(spaces[2].bucket_count, 0);
+  EXPECT_EQ(spaces[2].bucket_count, 1);
   EXPECT_EQ(spaces[3].norm_weight, 0.5);
   EXPECT_EQ(spaces[4].communicator, 1);
   EXPECT_EQ(layout.total_elems(), 15 + 70 + 65 + 2 + 1 + 1);
-  EXPECT_EQ(layout.bucket_count(), 4);
+  EXPECT_EQ(layout.bucket_count(), 5);
 }
 
 TEST(Layout, SpacesLieEndToEndOnBlocksOfTheirDtype) {
@@ -224,6 +225,53 @@ TEST(Describe, ShowsEveryDifference) {
     const auto [known, fresh] = seen.emplace(Describe(p, u), i);
     EXPECT_TRUE(fresh) << "changes " << known->second << " and " << i << " look alike";
   }
+}
+
+// Framed units begin on frames of their own, behind those that stay; the arithmetic of spaces,
+// buckets and records does not know it.
+TEST(Layout, FramedUnitsBeginOnFrames) {
+  const std::vector<ParameterSpec> parameters = {Parameter("a", {3000}), Parameter("b", {10}),
+                                                 Parameter("c", {1 << 20})};
+  const std::vector<UnitSpec> units = {{"u", {"a"}, {}}, {"v", {"b"}, {}}, {"w", {"c"}, {}}};
+  const Layout plain = MakeLayout({}, parameters, units);
+  const Layout framed = MakeLayout(
+      {.parameter_frames = true, .gradient_frames = true, .persistence_threshold_elems = 1000},
+      parameters, units);
+  EXPECT_TRUE(framed.units()[0].parameters_framed);
+  EXPECT_FALSE(framed.units()[1].parameters_framed);  // smaller than the threshold
+  EXPECT_TRUE(framed.units()[1].gradients_framed);
+  EXPECT_EQ(framed.resident_parameter_bytes(), 256 * 4);
+  EXPECT_EQ(framed.units()[1].parameter_bytes, (Range{0, 256 * 4}));
+  EXPECT_EQ(framed.units()[0].parameter_bytes, (Range{base::kFrameBytes, 2 * base::kFrameBytes}));
+  EXPECT_EQ(framed.units()[2].parameter_bytes,
+            (Range{2 * base::kFrameBytes, 4 * base::kFrameBytes}));
+  EXPECT_EQ(framed.max_framed_parameter_bytes(), 2 * base::kFrameBytes);
+  EXPECT_EQ(framed.parameter_arena_bytes(), 4 * base::kFrameBytes);
+  EXPECT_EQ(framed.resident_gradient_bytes(), 0);
+  ASSERT_EQ(framed.records().size(), plain.records().size());
+  for (size_t i = 0; i < plain.records().size(); ++i) {
+    EXPECT_EQ(framed.records()[i].pieces.front().range, plain.records()[i].pieces.front().range);
+  }
+}
+
+TEST(Layout, HeldRangesLieEndToEnd) {
+  const std::vector<ParameterSpec> parameters = {Parameter("a", {10000}), Parameter("b", {3000})};
+  const Layout layout = MakeLayout(
+      {.world = 3, .rank = 1, .update_world = 3, .bucket_elems = 2048, .record_elems = 512},
+      parameters, OneUnit(parameters));
+  int64_t held = 0;
+  for (int64_t i = 0; i < layout.bucket_count(); ++i) {
+    const Bucket bucket = layout.BucketAt(i);
+    EXPECT_EQ(layout.HeldBegin(bucket), held);
+    held += layout.HeldOf(bucket).size();
+  }
+  EXPECT_EQ(layout.spaces()[0].held_elems, held);
+  int64_t begin = 0;
+  for (const Record& record : layout.records()) {
+    EXPECT_EQ(record.held_begin, begin);
+    begin += record.elems;
+  }
+  EXPECT_EQ(begin, held);
 }
 
 }  // namespace

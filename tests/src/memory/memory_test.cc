@@ -12,6 +12,7 @@
 #include "src/memory/available.h"
 #include "src/memory/host_buffer.h"
 #include "tests/src/memory/child.h"
+#include "tests/src/memory/pages.h"
 
 namespace zerohold::memory {
 namespace {
@@ -23,13 +24,6 @@ constexpr int64_t kManyBytes = int64_t{1} << 38;  // more memory than the machin
 
 int64_t Counted(const Ledger& ledger, MemoryKind kind) {
   return ledger.Read().Bytes(Tier::kHost, kind);
-}
-
-// Pages of [begin, begin + bytes) that have memory behind them; -1 when the range is not mapped.
-int64_t PresentPages(void* begin, int64_t bytes) {
-  std::vector<unsigned char> pages(base::CeilDiv(bytes, kPageBytes));
-  if (mincore(begin, bytes, pages.data()) != 0) return -1;
-  return std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; });
 }
 
 TEST(Ledger, AddsUpOverThreads) {
@@ -103,6 +97,8 @@ TEST(AddressArena, ReservesAddressesAlone) {
 }
 
 TEST(AddressArenaDeathTest, FaultsWhereNothingIsAttached) {
+  // A forked child has not got the arena, and would always die.
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   // The child makes the arena itself: a forked one would not even have the range.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   Ledger ledger;

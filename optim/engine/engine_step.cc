@@ -1,0 +1,194 @@
+// The course of a step: the last reductions, the agreement and its verdict, updates and gathers,
+// the answer.
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "optim/engine/engine_core.h"
+#include "src/base/status_macros.h"
+
+namespace zerohold::engine {
+
+void EngineCore::BeginStep(Call& call) {
+  step_call_ = &call;
+  step_local_ = CheckStep();
+  consistency_.SetMicroBatches(window_.micro_batches());
+  stall_since_ns_ = telemetry::NowNs();
+  const bool final_open = window_.micro_batches() > 0 && window_.last();
+  if (window_.micro_batches() > 0) CloseMicroBatch();
+  if (!final_open) {
+    // What is left of a partial window: its sums, or its one reduction. A rank without a
+    // micro-batch takes part in the others' one.
+    std::fill(reductions_issued_.begin(), reductions_issued_.end(), 0);
+    const bool sums = RoundEachMicroBatch() && window_.micro_batches() > 0;
+    step_.BeginRound(sums ? Round::kFlush : Round::kFinal);
+  }
+  step_requested_ = true;
+}
+
+// Fp32 sums under way are of units whose reduction has not started.
+void EngineCore::RequestStepIfReady() {
+  if (!step_requested_ || accumulating_ > 0) return;
+  step_requested_ = false;
+  step_.CloseRound();
+  step_.Request();
+}
+
+absl::Status EngineCore::CheckStep() const {
+  ZH_RETURN_IF_ERROR(window_.CheckStep());
+  if (!incoherent_.ok()) return incoherent_;
+  for (size_t i = 0; i < input_.units.size(); ++i) {
+    const auto unit = static_cast<UnitId>(i);
+    if (!layout_.units()[i].parameters_framed) {
+      const ParameterId changed = FindChanged(unit);
+      if (changed < 0) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("Step: parameter ", input_.parameters[changed].name,
+                       " is not what the engine left there; write under Acquire(kWrite), or call "
+                       "AdoptParameters"));
+    }
+    if (residency_.Pinned(unit)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("Step: unit ", input_.units[i].name,
+                       " is still acquired; its parameters will change, Release it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What the sum of a step's gradients is divided by, as far as it is known. A step without a
+// micro-batch is refused, but its collectives run.
+float EngineCore::Divisor() const {
+  if (input_.options.reduction == GradientReduction::kSum) return 1.0f;
+  const int64_t micro_batches = std::max<int64_t>(1, window_.micro_batches());
+  return static_cast<float>(communicator_.size() * micro_batches);
+}
+
+void EngineCore::StartOperation(int index) {
+  const Operation& operation = plan_.operations[index];
+  Issue& issue = NewIssue(index);
+  if (operation.verb == Verb::kUpdate) return update_stream_->Run(&RunUpdate, &issue);
+  ++in_flight_;
+  issue.round = std::max<int64_t>(1, window_.micro_batches()) - 1;
+  issue.divisor = Divisor();
+  if (operation.verb == Verb::kReduceScatter) {
+    const UnitId unit = operation.unit;
+    issue.addends = Addends(operation);
+    ++reductions_in_flight_[unit];
+    const bool all = ++reductions_issued_[unit] == reductions_of_unit_[unit];
+    if (all && gradient_frames_.ExtentOf(unit))
+      gradient_frames_.Issued(unit, reductions_of_unit_[unit]);
+  }
+  const bool gather = operation.phase == Phase::kApply;
+  (gather ? gather_executor_ : executor_.get())->Post({&RunCollective, &issue, 0});
+}
+
+// This rank's gradients of the bucket; null where it has none.
+const std::byte* EngineCore::Addends(const Operation& operation) const {
+  const layout::Bucket bucket = layout_.BucketAt(operation.target);
+  const layout::FlatSpace& space = layout_.spaces()[bucket.space];
+  const layout::UnitPlace& unit = layout_.units()[operation.unit];
+  const SpaceMemory& memory = memory_->space(bucket.space);
+  if (memory.full_sum.base != nullptr) {
+    return accumulated_[operation.unit] ? memory.full_sum.At(bucket.range.begin, 0) : nullptr;
+  }
+  if (!unit.gradients_framed) {
+    return window_.Begun(operation.unit) ? memory.gradient.At(bucket.range.begin, 0) : nullptr;
+  }
+  const auto extent = gradient_frames_.ExtentOf(operation.unit);
+  if (!extent) return nullptr;
+  return reinterpret_cast<const std::byte*>(memory_->arenas().gradient_frames->home()) +
+         extent->offset + space.gradient_offset_bytes - unit.gradient_bytes.begin +
+         bucket.range.begin * SizeOf(space.dtype);
+}
+
+void EngineCore::StartAgreement() {
+  Stall(Stall::kReduce);
+  executor_->Post({&RunAgreement, this, 0});
+}
+
+void EngineCore::TakeVerdict() {
+  Stall(Stall::kAgreement);
+  const auto refuse = [this](absl::Status status) {
+    step_.AgreementDone(false, agreement_.present());
+    EndWindow(std::move(status));
+  };
+  if (!refusal_.ok()) return refuse(std::exchange(refusal_, absl::OkStatus()));
+  if (!agreement_.any_present()) {
+    return refuse(absl::FailedPreconditionError(
+        "Step: no rank reported a gradient; call GradReady for the units that have one"));
+  }
+  consistency_.Clear();
+  stats_.loss_scale = loss_scaler_.scale();
+  stats_.grad_norm = agreement_.grad_norm() / stats_.loss_scale;
+  if (!agreement_.nonfinite()) return Apply();
+  loss_scaler_.Skipped();
+  if (!loss_scaler_.exhausted()) return Skip();
+  executor_->Post({&RunBlame, this, 0});
+}
+
+void EngineCore::Skip() {
+  stats_.skip_reason = SkipReason::kNonFiniteGradient;
+  absl::Status status;
+  if (loss_scaler_.exhausted()) {
+    const std::string name = blamed_ < 0 ? "none" : input_.parameters[blamed_].name;
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "Step: ", loss_scaler_.skips_in_a_row(),
+        " steps in a row were skipped at a loss scale down to ", loss_scaler_.scale(),
+        "; the first parameter whose gradient is not finite is ", name,
+        "; lower the learning rate, look at its inputs, or raise loss_scale.max_skips"));
+  }
+  step_.AgreementDone(false, agreement_.present());
+  EndWindow(std::move(status));
+}
+
+void EngineCore::Apply() {
+  const double limit = input_.options.clip_grad_norm;
+  if (limit > 0.0) stats_.clip_factor = std::min(1.0, limit / (stats_.grad_norm + 1e-6));
+  ++applied_steps_;
+  const double factor = LearningRateFactor(input_.options.schedule, applied_steps_);
+  stats_.applied = true;
+  stats_.learning_rate = input_.options.groups[0].learning_rate * factor;
+  update_site_->Prepare(input_.options.groups, factor, stats_.clip_factor / stats_.loss_scale);
+  loss_scaler_.Applied();
+  for (size_t unit = 0; unit < unit_steps_.size(); ++unit) {
+    if (agreement_.present()[unit]) ++unit_steps_[unit];
+  }
+  residency_.InvalidateAll();
+  step_.AgreementDone(true, agreement_.present());
+}
+
+void EngineCore::FinishStepIfDone() {
+  if (step_call_ == nullptr) return;
+  if (step_.state() != Step::State::kFinished) return;
+  Stall(layout_.config().update_world > 1 ? Stall::kGather : Stall::kUpdate);
+  for (size_t i = 0; i < input_.units.size(); ++i) {
+    const bool changed = agreement_.present()[i] && !layout_.units()[i].parameters_framed;
+    if (changed) Remember(static_cast<UnitId>(i));
+  }
+  EndWindow(absl::OkStatus());
+}
+
+void EngineCore::EndWindow(absl::Status status) {
+  stats_.step = applied_steps_;
+  stats_.sent_bytes = sent_bytes_.Take();
+  stats_.route_changes = residency_.route_changes();
+  incoherent_ = absl::OkStatus();
+  loss_scale_.store(loss_scaler_.scale());
+  window_.Reset();
+  step_.Reset();
+  agreement_.norm().Clear();
+  std::fill(accumulated_.begin(), accumulated_.end(), 0);
+  Call& call = *std::exchange(step_call_, nullptr);
+  call.stats = std::exchange(stats_, StepStats());
+  Answer(call, std::move(status));
+}
+
+// Counts the time since the last cause under this one.
+void EngineCore::Stall(zerohold::Stall cause) {
+  const int64_t now = telemetry::NowNs();
+  stats_.stall_ns[static_cast<int>(cause)] += now - std::exchange(stall_since_ns_, now);
+}
+
+}  // namespace zerohold::engine

@@ -1,0 +1,296 @@
+// Micro-batches and units: what the trainer acquires, releases and reports, and the frames that
+// follow.
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "optim/engine/engine_core.h"
+#include "src/base/hash.h"
+#include "src/base/status_macros.h"
+
+namespace zerohold::engine {
+
+// Without a running sum there is one reduction, and the first micro-batch is the last.
+void EngineCore::BeginMicroBatch(Call& call) {
+  absl::Status status = CheckWeight(call.weight);
+  if (status.ok()) status = window_.CheckBegin();
+  if (status.ok()) status = CheckLimit();
+  if (!status.ok()) return Answer(call, std::move(status));
+  if (window_.micro_batches() > 0) CloseMicroBatch();
+  const bool single = input_.options.max_micro_batches == 1 && !memory_plan_.sums_in_place;
+  const bool last = call.last || single;
+  status = window_.BeginMicroBatch(last);
+  if (status.ok()) {
+    if (input_.options.reduction == GradientReduction::kWeightedMean) {
+      ++in_flight_;
+      executor_->Post({&RunShareWeight, this, std::bit_cast<int64_t>(call.weight)});
+    }
+    BeginRoundOf(last);
+    residency_.BeginPass(Pass::kTraining);
+    Prefetch();
+  }
+  Answer(call, std::move(status));
+}
+
+absl::Status EngineCore::CheckWeight(double weight) const {
+  const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
+  if (!weighted && weight != 1.0) {
+    return absl::InvalidArgumentError(absl::StrCat("BeginMicroBatch: weight is ", weight,
+                                                   "; give 1, or set reduction to kWeightedMean"));
+  }
+  if (!(weight > 0.0 && std::isfinite(static_cast<float>(weight)))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("BeginMicroBatch: weight is ", weight, "; give more than 0, finite in fp32"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::CheckLimit() const {
+  const int64_t limit = input_.options.max_micro_batches;
+  if (memory_plan_.sums_in_place || window_.micro_batches() < limit) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("BeginMicroBatch: max_micro_batches is ", limit,
+                   " and the step has had them; call Step, or raise it"));
+}
+
+void EngineCore::BeginRoundOf(bool last) {
+  if (!RoundEachMicroBatch() && !last) return;
+  std::fill(reductions_issued_.begin(), reductions_issued_.end(), 0);
+  step_.BeginRound(last ? Round::kFinal : Round::kAccumulate);
+}
+
+void EngineCore::Acquire(Call& call) {
+  begins_.clear();
+  gathers_.clear();
+  absl::Status status = window_.CheckAcquire(call.unit, call.mode, &begins_);
+  if (status.ok()) status = AcquireParameters(call.unit, call.mode);
+  if (status.ok()) {
+    status = AcquireGradients(begins_);
+    if (!status.ok()) {
+      for (const UnitId unit : window_.Touched(call.unit)) residency_.Release(unit);
+    }
+  }
+  IssueGathers();
+  if (!status.ok()) return Answer(call, std::move(status));
+  window_.Acquire(call.unit, call.mode);
+  Prefetch();
+  acquire_call_ = &call;
+}
+
+absl::Status EngineCore::AcquireParameters(UnitId unit, AcquireMode mode) {
+  const Pass pass = mode == AcquireMode::kWrite      ? Pass::kNone
+                    : mode == AcquireMode::kEvaluate ? Pass::kEvaluation
+                                                     : Pass::kTraining;
+  const std::span<const UnitId> touched = window_.Touched(unit);
+  for (size_t i = 0; i < touched.size(); ++i) {
+    const size_t known = gathers_.size();
+    absl::Status status = residency_.Acquire(touched[i], pass, &gathers_);
+    if (!status.ok()) {
+      for (size_t j = 0; j < i; ++j) residency_.Release(touched[j]);
+      return status;
+    }
+    if (!layout_.units()[touched[i]].parameters_framed) continue;
+    if (gathers_.size() > known) {
+      ++stats_.prefetch_misses;
+    } else if (gathers_in_flight_[touched[i]] > 0) {
+      ++stats_.prefetch_late;
+    } else {
+      ++stats_.prefetch_hits;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
+  for (size_t i = 0; i < begins.size(); ++i) {
+    const layout::UnitPlace& place = layout_.units()[begins[i]];
+    if (!place.gradients_framed || MakeGradientRoom(begins[i])) continue;
+    for (size_t j = 0; j < i; ++j) gradient_frames_.Issued(begins[j], 0);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "Acquire(kBackward): gradients of unit ", input_.units[begins[i]].name, " need ",
+        place.gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
+        memory_plan_.gradient_frame_bytes,
+        " and units that have not reported hold theirs; call GradReady for them, or raise the "
+        "option"));
+  }
+  return absl::OkStatus();
+}
+
+// Units that are reduced before those that wait, and that nobody has acquired, count as absent when
+// there is no room: else who waits for them would wait for ever.
+bool EngineCore::MakeGradientRoom(UnitId unit) {
+  if (gradient_frames_.Allocate(unit)) return true;
+  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
+    if (other == unit || !RoundOpen() || !window_.Idle(other)) continue;
+    // Only what stands before a reported unit in the order of reductions.
+    bool blocks = false;
+    for (UnitId later = 0; later < other; ++later)
+      blocks |= gradient_frames_.ExtentOf(later).has_value();
+    if (!blocks) continue;
+    window_.CountAsAbsent(other);
+    step_.UnitReady(other);
+    step_.Pump();
+    if (gradient_frames_.Allocate(unit)) return true;
+  }
+  return false;
+}
+
+void EngineCore::AnswerAcquireIfReady() {
+  if (acquire_call_ == nullptr || accumulating_ > 0) return;
+  const std::span<const UnitId> touched = window_.Touched(acquire_call_->unit);
+  for (const UnitId unit : touched) {
+    if (residency_.ExtentOf(unit) && gathers_in_flight_[unit] > 0) return;
+  }
+  for (const UnitId unit : begins_) {
+    const bool framed = layout_.units()[unit].gradients_framed;
+    if (framed ? !gradient_frames_.Quiet(unit) : reductions_in_flight_[unit] > 0) return;
+  }
+  for (const UnitId unit : touched) {
+    if (!layout_.units()[unit].parameters_framed || parameters_attached_[unit]) continue;
+    parameters_attached_[unit] = 1;
+    moves_.push_back({Move::Kind::kAttachParameters, unit, *residency_.ExtentOf(unit)});
+  }
+  for (const UnitId unit : begins_) {
+    if (layout_.units()[unit].gradients_framed) {
+      gradients_attached_[unit] = 1;
+      moves_.push_back({Move::Kind::kAttachGradients, unit, *gradient_frames_.ExtentOf(unit)});
+    } else {
+      moves_.push_back({Move::Kind::kZeroGradients, unit});
+    }
+  }
+  Answer(*std::exchange(acquire_call_, nullptr), absl::OkStatus());
+}
+
+void EngineCore::Release(Call& call) {
+  bool written = false;
+  absl::Status status = window_.Release(call.unit, &written);
+  if (!status.ok()) return Answer(call, std::move(status));
+  ReleaseParameters(call.unit, written);
+  Prefetch();
+  Answer(call, absl::OkStatus());
+}
+
+void EngineCore::ReleaseParameters(UnitId unit, bool written) {
+  if (written) {
+    const layout::UnitPlace& place = layout_.units()[unit];
+    for (int space = place.first_space; space < place.last_space; ++space) {
+      access_->Adopt(space, Copy(space));
+    }
+    consistency_.Adopted(unit, HashUnit(unit));
+    Remember(unit);
+  }
+  for (const UnitId touched : window_.Touched(unit)) {
+    if (!layout_.units()[touched].parameters_framed) continue;
+    residency_.Release(touched);
+    if (residency_.Pinned(touched)) continue;
+    parameters_attached_[touched] = 0;
+    moves_.push_back({Move::Kind::kDetachParameters, touched, *residency_.ExtentOf(touched)});
+    const ParameterId changed = FindChanged(touched);
+    if (changed < 0) continue;
+    incoherent_ = absl::FailedPreconditionError(absl::StrCat(
+        "parameter ", input_.parameters[changed].name,
+        " was written while its unit was acquired for reading; acquire it with kWrite"));
+    residency_.Invalidate(touched);
+  }
+}
+
+void EngineCore::GradReady(Call& call) {
+  ready_.clear();
+  absl::Status status = window_.GradReady(call.unit, &ready_);
+  TakeGradients(ready_);
+  Answer(call, std::move(status));
+}
+
+// The trainer adds to these units' gradients no more in this micro-batch.
+void EngineCore::TakeGradients(std::span<const UnitId> ready) {
+  for (const UnitId unit : ready) {
+    if (std::exchange(gradients_attached_[unit], 0)) {
+      moves_.push_back({Move::Kind::kDetachGradients, unit, *gradient_frames_.ExtentOf(unit)});
+    }
+    if (memory_->HasFullSums(unit)) {
+      Issue& issue = NewIssue(unit);
+      issue.round = std::exchange(accumulated_[unit], 1);
+      issue.last = RoundOpen();
+      ++accumulating_;
+      update_stream_->Run(&RunAccumulate, &issue);
+    } else if (RoundOpen()) {
+      step_.UnitReady(unit);
+    }
+  }
+}
+
+void EngineCore::CloseMicroBatch() {
+  ready_.clear();
+  window_.CloseMicroBatch(&ready_);
+  TakeGradients(ready_);
+  // What was acquired and never reported: the step is refused, but its frames go back.
+  for (size_t unit = 0; unit < gradients_attached_.size(); ++unit) {
+    if (std::exchange(gradients_attached_[unit], 0)) {
+      const auto id = static_cast<UnitId>(unit);
+      moves_.push_back({Move::Kind::kDetachGradients, id, *gradient_frames_.ExtentOf(id)});
+    }
+  }
+  if (RoundEachMicroBatch()) step_.CloseRound();
+}
+
+void EngineCore::Prefetch() {
+  gathers_.clear();
+  residency_.Prefetch(&gathers_);
+  IssueGathers();
+}
+
+void EngineCore::IssueGathers() {
+  for (const Gather& gather : gathers_) {
+    Issue& issue = NewIssue(gather.unit);
+    issue.frame = reinterpret_cast<std::byte*>(memory_->arenas().parameter_frames->home()) +
+                  gather.extent.offset;
+    ++gathers_in_flight_[gather.unit];
+    ++in_flight_;
+    gather_executor_->Post({&RunGather, &issue, 0});
+  }
+  gathers_.clear();
+}
+
+// Where the whole of a space's compute copy is now; for a unit in frames, only while it has one.
+std::byte* EngineCore::Copy(int32_t index) const {
+  const layout::FlatSpace& space = layout_.spaces()[index];
+  const layout::UnitPlace& unit = layout_.units()[space.unit];
+  if (!unit.parameters_framed) return memory_->space(index).copy.base;
+  return reinterpret_cast<std::byte*>(memory_->arenas().parameter_frames->home()) +
+         residency_.ExtentOf(space.unit)->offset + space.parameter_offset_bytes -
+         unit.parameter_bytes.begin;
+}
+
+void EngineCore::Remember(UnitId unit) {
+  const layout::UnitPlace& place = layout_.units()[unit];
+  if (place.parameters_framed && !residency_.ExtentOf(unit)) return;
+  for (int space = place.first_space; space < place.last_space; ++space) {
+    coherence_.Remember(space, Copy(space));
+  }
+}
+
+ParameterId EngineCore::FindChanged(UnitId unit) const {
+  const layout::UnitPlace& place = layout_.units()[unit];
+  for (int space = place.first_space; space < place.last_space; ++space) {
+    const ParameterId changed = coherence_.FindChanged(space, Copy(space));
+    if (changed >= 0) return changed;
+  }
+  return -1;
+}
+
+uint64_t EngineCore::HashUnit(UnitId unit) const {
+  uint64_t hash = 0;
+  const layout::UnitPlace& place = layout_.units()[unit];
+  for (int space = place.first_space; space < place.last_space; ++space) {
+    const layout::FlatSpace& flat = layout_.spaces()[space];
+    hash = base::Hash(std::span(Copy(space), flat.elems * SizeOf(flat.dtype)), hash);
+  }
+  return hash;
+}
+
+}  // namespace zerohold::engine

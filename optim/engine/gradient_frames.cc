@@ -1,0 +1,43 @@
+// Room for gradients.
+#include "optim/engine/gradient_frames.h"
+
+#include <algorithm>
+
+#include "src/base/check.h"
+
+namespace zerohold::engine {
+
+GradientFrames::GradientFrames(const layout::Layout& layout, int64_t frame_bytes)
+    : layout_(layout), allocator_(frame_bytes), extents_(layout.units().size()) {
+  busy_.reserve(layout.units().size());
+}
+
+bool GradientFrames::Allocate(UnitId unit) {
+  ZH_CHECK(!extents_[unit], unit);
+  extents_[unit] = allocator_.Allocate(layout_.units()[unit].gradient_bytes.size());
+  return extents_[unit].has_value();
+}
+
+void GradientFrames::Issued(UnitId unit, int64_t reductions) {
+  const memory::Extent extent = *extents_[unit];
+  extents_[unit].reset();
+  allocator_.Free(extent);
+  if (reductions > 0) busy_.push_back({unit, extent, reductions});
+}
+
+void GradientFrames::Done(UnitId unit) {
+  const auto busy = std::find_if(busy_.begin(), busy_.end(),
+                                 [&](const Busy& other) { return other.unit == unit; });
+  if (busy == busy_.end()) return;  // it took part as zero
+  if (--busy->reductions == 0) busy_.erase(busy);
+}
+
+bool GradientFrames::Quiet(UnitId unit) const {
+  const memory::Extent mine = *extents_[unit];
+  return std::none_of(busy_.begin(), busy_.end(), [&](const Busy& other) {
+    return other.extent.offset < mine.offset + mine.bytes &&
+           mine.offset < other.extent.offset + other.extent.bytes;
+  });
+}
+
+}  // namespace zerohold::engine
