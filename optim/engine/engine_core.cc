@@ -50,11 +50,15 @@ absl::Status EngineCore::Stop() {
   if (!thread_.joinable()) return absl::OkStatus();
   queue_.Push({.kind = Event::Kind::kStop});
   thread_.join();
-  if (in_flight_ > 0) {
+  // Peers may be waiting for this rank's part of the step: they hear that it does not come, by the
+  // verb in flight or else from one that ends at once.
+  const bool leaves = in_flight_ > 0 || window_.micro_batches() > 0;
+  if (leaves) {
     communicator_.Cancel();
     gather_communicator_->Cancel();
   }
   executor_.reset();  // what was posted ends before
+  if (leaves) communicator_.AllReduce({"Close"}, {}, {}, {}).IgnoreError();
   own_gather_executor_.reset();
   update_stream_->Synchronize();
   absl::Status traced = trace_.Write();
