@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "optim/engine/accumulate.h"
 #include "optim/engine/engine_core.h"
@@ -127,9 +126,9 @@ absl::Status EngineCore::GatherUnit(const Issue& issue) {
     for (int64_t b = space.first_bucket; b < space.first_bucket + space.bucket_count; ++b) {
       const layout::Bucket bucket = layout_.BucketAt(b);
       const layout::Range held = layout_.HeldOf(bucket);
-      std::memcpy(copy + held.begin * elem_bytes,
-                  memory_->space(i).copy.At(held.begin, layout_.HeldBegin(bucket)),
-                  held.size() * elem_bytes);
+      // Not memcpy: a rank that holds nothing of the space has no array to point at.
+      std::copy_n(memory_->space(i).copy.At(held.begin, layout_.HeldBegin(bucket)),
+                  held.size() * elem_bytes, copy + held.begin * elem_bytes);
       CutShards(bucket, gather_shards_);
       gather_pieces_.clear();
       for (size_t rank = 0; rank < gather_shards_.size(); ++rank) {
