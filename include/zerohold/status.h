@@ -3,7 +3,8 @@
 // Codes: InvalidArgument and FailedPrecondition are the caller's mistake, and nothing has changed.
 // ResourceExhausted names what was asked, what is there, and the setting that mends it. Aborted and
 // DeadlineExceeded name the rank that failed or did not come. Unimplemented names the feature that
-// this version has not got. A status that a collective call returns is the same on every rank.
+// this version has not got. A verdict that a collective call agrees on is the same on every rank;
+// after a lost peer or calls in another order every rank fails, each with what it saw of it.
 #pragma once
 
 #include <absl/status/status.h>
