@@ -173,9 +173,11 @@ absl::Status Layout::CutBuckets() {
     bucket_count_ += space.bucket_count;
     const int64_t records = CeilDiv(space.elems, config_.record_elems) / config_.update_world;
     if (bucket_count_ > kMaxPieces || records > kMaxPieces) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "bucket_elems ", config_.bucket_elems, " and record_elems ", config_.record_elems,
-          " cut the parameters into more than ", kMaxPieces, " pieces; give larger ones"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("bucket_elems ", config_.bucket_elems, " and record_elems ",
+                       config_.record_elems, " cut the parameters into more than ", kMaxPieces,
+                       " pieces, which no plan holds: a flat space has ", space.elems,
+                       " elements; give a smaller model, or more ranks, or larger pieces"));
     }
   }
   return absl::OkStatus();
