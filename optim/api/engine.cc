@@ -3,6 +3,7 @@
 
 #include <absl/container/flat_hash_map.h>
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include <cstddef>
 
@@ -31,6 +32,19 @@ class Engine::Impl {
       unit_ids.emplace(spec.name, static_cast<UnitId>(unit_ids.size()));
     }
   }
+  // A forked child has neither the threads nor the memory, and what the core would tell its peers
+  // would go out in its parent's name: there it is left as it is.
+  ~Impl() {
+    if (!CheckProcess().ok()) static_cast<void>(core.release());
+  }
+
+  Status CheckProcess() const {
+    const pid_t here = getpid();
+    if (here == pid) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the engine belongs to process ", pid, ", and this is process ", here,
+                     ", forked from it; call the engine there, or create one here after the fork"));
+  }
 
   TensorView View(ParameterId id, std::byte* space) const {
     const ParameterSpec& spec = core->parameters()[id];
@@ -40,6 +54,7 @@ class Engine::Impl {
   }
 
   Status Submit(Call& call) {
+    ZH_RETURN_IF_ERROR(CheckProcess());
     if (closed) return absl::FailedPreconditionError("the engine is closed");
     core->Submit(call);
     return std::move(call.status);
@@ -67,6 +82,7 @@ class Engine::Impl {
   std::unique_ptr<engine::EngineCore> core;
   absl::flat_hash_map<std::string, ParameterId> parameter_ids;
   absl::flat_hash_map<std::string, UnitId> unit_ids;
+  const pid_t pid = getpid();
   bool closed = false;
 };
 
@@ -197,6 +213,7 @@ int64_t Engine::TotalElements() const { return impl_->core->layout().total_elems
 std::string Engine::DescribePlan() const { return impl_->core->DescribePlan(); }
 
 Status Engine::Close() {
+  ZH_RETURN_IF_ERROR(impl_->CheckProcess());
   impl_->closed = true;
   return impl_->core->Stop();
 }
