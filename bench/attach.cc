@@ -2,9 +2,9 @@
 // back.
 //
 // bench-attach [--mib 1024] [--rounds 31] [--segment] [--json]. Takes --mib of memory twice. Units
-// of 2, 64 and 256 MiB, each attached and detached one after the other; both alternate in one
-// process; medians, per GiB moved. The goal: at most 500 us for a unit that is not tiny; small
-// units pay for their system calls.
+// of 2, 64, 256 and 1024 MiB, each attached and detached one after the other; both alternate in one
+// process; medians, per GiB moved. The limit of 500 us is promised for units of 256 MiB or more;
+// small ones pay for their system calls.
 #include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
@@ -31,6 +31,8 @@ using memory::AddressArena;
 using memory::FramePool;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kLimitedMib = 256;
+constexpr double kLimitUs = 500.0;
 
 [[noreturn]] void Fail(const std::string& what) {
   std::cerr << what << "\n";
@@ -132,10 +134,17 @@ int Main(int argc, char** argv) {
 
   const int64_t bytes = mib / 2 * 2 * kMiB;
   Bench bench(bytes, in_segment);
+  std::vector<Line> limited;
   const Report report("attach", "us/GiB", json);
-  for (const int64_t unit_mib : {2, 64, 256}) {
-    if (unit_mib * kMiB <= bytes) report.Add(bench.Measure(unit_mib * kMiB, rounds));
+  for (const int64_t unit_mib : {2, 64, 256, 1024}) {
+    if (unit_mib * kMiB > bytes) continue;
+    const Line line = bench.Measure(unit_mib * kMiB, rounds);
+    report.Add(line);
+    if (unit_mib >= kLimitedMib) limited.push_back({line.name, line.value, kLimitUs});
   }
+  if (limited.empty()) return 0;
+  const Report limits("attach", "us/GiB", json, Bound::kLimit);
+  for (const Line& line : limited) limits.Add(line);
   return 0;
 }
 
