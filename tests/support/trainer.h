@@ -65,8 +65,12 @@ class Trainer {
   Trainer(const EngineOptions& options, Communicator communicator,
           std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
           const ValueFunction& first)
-      : units_(std::move(units)), parameters_(std::move(parameters)) {
-    auto engine = Engine::Create(options, {std::move(communicator)}, parameters_, units_);
+      : Trainer(options, std::vector{std::move(communicator)},
+                ModelSpec{std::move(parameters), std::move(units)}, first) {}
+  Trainer(const EngineOptions& options, std::vector<Communicator> communicators, ModelSpec model,
+          const ValueFunction& first)
+      : units_(std::move(model.units)), parameters_(std::move(model.parameters)) {
+    auto engine = Engine::Create(options, std::move(communicators), parameters_, units_);
     EXPECT_TRUE(engine.ok()) << engine.status();
     if (!engine.ok()) return;
     engine_ = *std::move(engine);
@@ -160,6 +164,7 @@ class Trainer {
   std::span<float> Values(ParameterId id) { return Floats(engine_->Parameter(id)); }
   std::span<float> Gradient(ParameterId id) { return Floats(engine_->Gradient(id)); }
   Engine& engine() { return *engine_; }
+  const Engine& engine() const { return *engine_; }
 
   // One element, widened, and rounded to nearest.
   static float Get(const TensorView& view, int64_t i) {
