@@ -68,10 +68,7 @@ Status AcquireAll(Engine& engine, AcquireMode mode) {
   return status;
 }
 
-std::vector<Mistake> Mistakes() {
-  const auto set_group = [](int group, const GroupOptions& options) {
-    return [=](Engine& engine) { return engine.SetGroup(group, options); };
-  };
+std::vector<Mistake> WrongCalls() {
   return {
       {"a release without acquire",
        0,
@@ -115,6 +112,20 @@ std::vector<Mistake> Mistakes() {
        },
        Code::kFailedPrecondition,
        {"BeginMicroBatch", "call Step first"}},
+      {"more units at a time than the frames hold",
+       3,
+       [](Engine& engine) { return AcquireAll(engine, AcquireMode::kForward); },
+       Code::kResourceExhausted,
+       {"Acquire", "unit unit_b", "2097152 bytes", "max_live_parameters_bytes gives 4194304",
+        "unit_c, unit_d", "release units"}},
+  };
+}
+
+std::vector<Mistake> WrongArguments() {
+  const auto set_group = [](int group, const GroupOptions& options) {
+    return [=](Engine& engine) { return engine.SetGroup(group, options); };
+  };
+  return {
       {"a unit that does not exist",
        0,
        [](Engine& engine) { return engine.Acquire(4, AcquireMode::kForward); },
@@ -140,18 +151,12 @@ std::vector<Mistake> Mistakes() {
        set_group(0, {.momentum = 0.9}),
        Code::kInvalidArgument,
        {"momentum is 0.9", "AdamW", "it reads", "leave it at 0"}},
-      {"more units at a time than the frames hold",
-       3,
-       [](Engine& engine) { return AcquireAll(engine, AcquireMode::kForward); },
-       Code::kResourceExhausted,
-       {"Acquire", "unit unit_b", "2097152 bytes", "max_live_parameters_bytes gives 4194304",
-        "unit_c, unit_d", "release units"}},
   };
 }
 
 // Nothing of the mistakes is left in the engine: it is told the same on every rank, and goes on.
 TEST(BadInput, NothingHasChanged) {
-  for (const int world : {1, 2, 3}) {
+  for (const int world : {1, 3}) {
     for (const int stage : {0, 1, 2, 3}) {
       EngineOptions options = OptionsOfStage(stage);
       options.max_micro_batches = 1;
@@ -170,13 +175,15 @@ TEST(BadInput, NothingHasChanged) {
 
         Trainer trainer(options, ranks, model, Constant(1));
         trainer.Step(Waves(rank));
-        for (const Mistake& mistake : Mistakes()) {
-          if (stage < mistake.first_stage) continue;
-          SCOPED_TRACE(mistake.what);
-          const Status status = mistake.make(trainer.engine());
-          EXPECT_EQ(status.code(), mistake.code) << status;
-          for (const char* text : mistake.told) EXPECT_THAT(Text(status), HasSubstr(text));
-          told[rank].push_back(status.ToString());
+        for (const std::vector<Mistake>& mistakes : {WrongCalls(), WrongArguments()}) {
+          for (const Mistake& mistake : mistakes) {
+            if (stage < mistake.first_stage) continue;
+            SCOPED_TRACE(mistake.what);
+            const Status status = mistake.make(trainer.engine());
+            EXPECT_EQ(status.code(), mistake.code) << status;
+            for (const char* text : mistake.told) EXPECT_THAT(Text(status), HasSubstr(text));
+            told[rank].push_back(status.ToString());
+          }
         }
         EXPECT_EQ(trainer.ReadStates(), first);
         EXPECT_EQ(trainer.Step(Waves(rank)).step, 2);
@@ -189,7 +196,7 @@ TEST(BadInput, NothingHasChanged) {
 
 // In the middle of a window, whose gradients stay what they are.
 TEST(BadInput, AWindowGoesOn) {
-  RunStages({1, 2, 3}, [](EngineOptions options, int rank, Communicator ranks) {
+  RunStages({1, 3}, [](EngineOptions options, int rank, Communicator ranks) {
     options.max_micro_batches = 1;
     const ModelSpec model = FourUnits();
     Trainer right(options, ranks, model, Constant(1));
