@@ -124,6 +124,37 @@ TEST(CommunicationCases, COM_06) {
   }
 }
 
+// Stage 3: one rank acquires a and then b, the other b and then a, of equal shapes. Both are told
+// the two gathers by name long before the deadline, and neither sees the other's values.
+TEST(CommunicationCases, COM_06_AcquiresInAnotherOrder) {
+  for (const bool check : {true, false}) {
+    RunRanks(2, [check](int rank, const Communicator& ranks) {
+      EngineOptions options = OptionsOfStage(3);
+      options.check_collective_order = check;
+      options.communication_timeout_s = 600.0;
+      // Two more, so that neither a nor b is left in the frames after the first values.
+      Trainer trainer(options, ranks, TensorsInUnits({300, 300, 300, 300}),
+                      [](ParameterId id, int64_t) { return static_cast<float>(id + 1); });
+      Engine& engine = trainer.engine();
+      const auto begin = Clock::now();
+      const UnitId first = rank == 0 ? 0 : 1;
+      Status status = engine.Acquire(first, AcquireMode::kForward);
+      if (status.ok()) {
+        EXPECT_EQ(trainer.Values(first)[299], static_cast<float>(first + 1));
+        status = engine.Acquire(1 - first, AcquireMode::kForward);
+      }
+      EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));
+      EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+      EXPECT_THAT(Text(status), AllOf(HasSubstr("of unit_a"), HasSubstr("of unit_b")));
+      if (check) {
+        EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 0 calls"), HasSubstr("rank 1 calls")));
+      }
+      EXPECT_EQ(engine.Release(first), status);
+      EXPECT_EQ(engine.Step().status(), status);
+    });
+  }
+}
+
 // Different arguments of one collective call are found in every mode, and training goes on.
 TEST(CommunicationCases, COM_06_ReadsOfDifferentParameters) {
   RunStages({2, 3}, [](const EngineOptions& options, int rank, Communicator ranks) {
