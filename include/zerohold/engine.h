@@ -37,11 +37,17 @@ enum class StateKind : uint8_t { kMaster, kMoment1, kMoment2, kGradient };
 
 class ZH_EXPORT Engine {
  public:
-  // Lays the model out over the ranks of communicators[0], compares options, parameters and units
-  // over them, and allocates everything a step needs. All values start at zero: write the first
-  // ones under Acquire(kWrite). Collective, blocking. Errors: InvalidArgument naming the field,
-  // parameter or unit; FailedPrecondition naming the first difference between two ranks;
-  // ResourceExhausted with asked, available and the setting; the same on all ranks.
+  // Compares options, parameters and units over the ranks, lays the model out over them, and
+  // allocates everything a step needs. All values start at zero: write the first ones under
+  // Acquire(kWrite). Collective, blocking. Errors: InvalidArgument naming the field, parameter or
+  // unit; FailedPrecondition naming the first difference between two ranks; ResourceExhausted with
+  // asked, available and the setting; the same on all ranks.
+  //
+  // communicators[0] is of all ranks of the engine: over it options are compared, and a step's
+  // norm, verdict and failures agreed. A parameter is sharded, reduced and compared over the one
+  // that ParameterSpec::communicator names, [0] or some ranks of it. What other ranks list may
+  // differ (experts, pipeline stages); ranks that share several communicators list the units that
+  // hold their parameters in the same order.
   static StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                   std::vector<Communicator> communicators,
                                                   std::vector<ParameterSpec> parameters,

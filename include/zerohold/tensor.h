@@ -31,7 +31,15 @@ struct ParameterSpec {
   int group = 0;             // index into EngineOptions::groups
   bool frozen = false;       // has a value, but neither gradient nor optimizer state
   double norm_weight = 1.0;  // share in the squared gradient norm, in (0, 1]; 1/copies for replicas
-  int communicator = 0;      // index into the communicators given to Engine::Create
+  // Index into the communicators given to Engine::Create: the ranks that hold the same parameter,
+  // over which it is sharded and its gradient reduced.
+  int communicator = 0;
+  // What kMean divides by, besides the micro-batches; 0: the ranks of its communicator. Experts,
+  // whose few copies see the tokens of all ranks, give the number of those.
+  int mean_ranks = 0;
+  // Held, updated and sent as a whole by one rank of its communicator (matrix optimizers need
+  // that); ranks without such a parameter are legal. Element-wise rules give the same bits.
+  bool atomic = false;
 };
 
 // Parameters that are acquired and released together, usually one transformer block. Every

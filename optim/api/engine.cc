@@ -97,16 +97,12 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
     return absl::InvalidArgumentError(
         "communicators is empty; give one (SelfCommunicator() is a world of one)");
   }
-  if (communicators.size() > 1) {
-    // The others agree first too.
-    return communicators[0].Agree(absl::UnimplementedError(
-        "several communicators are not in this version; give one for all parameters"));
-  }
-  ZH_ASSIGN_OR_RETURN(auto core,
-                      engine::EngineCore::Create({.options = options,
-                                                  .communicator = communicators[0].impl(),
-                                                  .parameters = std::move(parameters),
-                                                  .units = std::move(units)}));
+  std::vector<std::shared_ptr<comm::Communicator>> carriers;
+  for (const Communicator& communicator : communicators) carriers.push_back(communicator.impl());
+  ZH_ASSIGN_OR_RETURN(auto core, engine::EngineCore::Create({.options = options,
+                                                             .communicators = std::move(carriers),
+                                                             .parameters = std::move(parameters),
+                                                             .units = std::move(units)}));
   return std::unique_ptr<Engine>(new Engine(std::make_unique<Impl>(std::move(core))));
 }
 

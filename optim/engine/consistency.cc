@@ -10,13 +10,15 @@
 
 namespace zerohold::engine {
 
-Consistency::Consistency(std::span<const UnitSpec> units) : written_(units.size(), 0) {
-  for (const UnitSpec& unit : units) names_.push_back(unit.name);
-}
+Consistency::Consistency(const layout::Layout& layout, std::span<const UnitSpec> units)
+    : layout_(layout), units_(units), written_(layout.spaces().size(), 0) {}
 
-uint64_t Consistency::Hash(std::span<const GroupOptions> groups) const {
-  uint64_t hash =
-      base::Hash(std::as_bytes(std::span(written_)), static_cast<uint64_t>(micro_batches_));
+uint64_t Consistency::Hash(std::span<const GroupOptions> groups, int communicator) const {
+  auto hash = static_cast<uint64_t>(micro_batches_);
+  for (size_t i = 0; i < written_.size(); ++i) {
+    if (layout_.spaces()[i].communicator != communicator) continue;
+    hash = base::Hash(std::as_bytes(std::span(&written_[i], 1)), hash);
+  }
   for (const GroupOptions& group : groups) {
     const double values[] = {group.learning_rate,
                              group.beta1,
@@ -30,13 +32,16 @@ uint64_t Consistency::Hash(std::span<const GroupOptions> groups) const {
   return hash;
 }
 
-std::string Consistency::Describe(std::span<const GroupOptions> groups) const {
+std::string Consistency::Describe(std::span<const GroupOptions> groups, int communicator) const {
   std::string text = absl::StrCat("micro-batches in this step: ", micro_batches_, "\n");
   for (size_t i = 0; i < groups.size(); ++i) {
     absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(groups[i]), "\n");
   }
   for (size_t i = 0; i < written_.size(); ++i) {
-    absl::StrAppendFormat(&text, "values written to unit %s: hash %016x\n", names_[i], written_[i]);
+    const layout::FlatSpace& space = layout_.spaces()[i];
+    if (space.communicator != communicator) continue;
+    absl::StrAppendFormat(&text, "values written to unit %s: hash %016x\n", units_[space.unit].name,
+                          written_[i]);
   }
   return text;
 }

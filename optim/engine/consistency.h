@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "src/layout/layout.h"
 #include "zerohold/options.h"
 #include "zerohold/tensor.h"
 
@@ -17,22 +18,25 @@ namespace zerohold::engine {
 
 class Consistency {
  public:
-  explicit Consistency(std::span<const UnitSpec> units);
+  // Both outlive it.
+  Consistency(const layout::Layout& layout, std::span<const UnitSpec> units);
 
-  // The trainer wrote this unit's parameters; `hash` is of all of them.
-  void Adopted(UnitId unit, uint64_t hash) { written_[unit] = hash; }
+  // The trainer wrote this flat space's parameters; `hash` is of all of them.
+  void Adopted(int32_t space, uint64_t hash) { written_[space] = hash; }
   void SetMicroBatches(int64_t count) { micro_batches_ = count; }
 
-  uint64_t Hash(std::span<const GroupOptions> groups) const;
-  // One line per thing, in an order that is the same on all ranks.
-  std::string Describe(std::span<const GroupOptions> groups) const;
+  // Of what the ranks of a communicator must have in common.
+  uint64_t Hash(std::span<const GroupOptions> groups, int communicator) const;
+  // One line per thing, in an order that is the same on all of them.
+  std::string Describe(std::span<const GroupOptions> groups, int communicator) const;
 
   // Agreed: what was written is forgotten.
   void Clear();
 
  private:
-  std::vector<std::string> names_;
-  std::vector<uint64_t> written_;  // by unit; 0 for none
+  const layout::Layout& layout_;
+  const std::span<const UnitSpec> units_;
+  std::vector<uint64_t> written_;  // by space; 0 for none
   int64_t micro_batches_ = 0;
 };
 

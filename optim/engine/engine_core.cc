@@ -53,12 +53,16 @@ absl::Status EngineCore::Stop() {
   // Peers may be waiting for this rank's part of the step: they hear that it does not come, by the
   // verb in flight or else from one that ends at once.
   const bool leaves = in_flight_ > 0 || window_.micro_batches() > 0;
-  if (leaves) {
-    communicator_.Cancel();
-    gather_communicator_->Cancel();
+  for (const auto* list : {&input_.communicators, &gather_communicators_}) {
+    if (!leaves) break;
+    for (const auto& communicator : *list) communicator->Cancel();
   }
   executor_.reset();  // what was posted ends before
-  if (leaves) communicator_.AllReduce({"Close"}, {}, {}, {}).IgnoreError();
+  if (leaves) {
+    for (const auto& communicator : input_.communicators) {
+      communicator->AllReduce({"Close"}, {}, {}, {}).IgnoreError();
+    }
+  }
   own_gather_executor_.reset();
   update_stream_->Synchronize();
   absl::Status traced = trace_.Write();
@@ -67,11 +71,13 @@ absl::Status EngineCore::Stop() {
 
 EngineCore::~EngineCore() {
   Stop().IgnoreError();
-  // The communicator outlives what it was lent.
-  communicator_.SetScratch({});
-  comm::CommunicatorSettings settings = communicator_.settings();
-  settings.sent_bytes = nullptr;
-  communicator_.Configure(settings);
+  // The communicators outlive what they were lent.
+  for (const auto& communicator : input_.communicators) {
+    communicator->SetScratch({});
+    comm::CommunicatorSettings settings = communicator->settings();
+    settings.sent_bytes = nullptr;
+    communicator->Configure(settings);
+  }
 }
 
 void EngineCore::Loop() {
@@ -214,7 +220,7 @@ void EngineCore::Adopt(Call& call) {
     for (int space = place.first_space; space < place.last_space; ++space) {
       access_->Adopt(space, Copy(space));
     }
-    consistency_.Adopted(id, HashUnit(id));
+    Adopted(id);
     Remember(id);
   }
   Answer(call, absl::OkStatus());

@@ -54,7 +54,8 @@ class EngineCore : private StepActions {
  public:
   struct Input {
     EngineOptions options;
-    std::shared_ptr<comm::Communicator> communicator;
+    // The first is of all ranks.
+    std::vector<std::shared_ptr<comm::Communicator>> communicators;
     std::vector<ParameterSpec> parameters;
     std::vector<UnitSpec> units;
   };
@@ -149,7 +150,7 @@ class EngineCore : private StepActions {
   std::byte* Copy(int32_t space) const;
   void Remember(UnitId unit);
   ParameterId FindChanged(UnitId unit) const;
-  uint64_t HashUnit(UnitId unit) const;
+  void Adopted(UnitId unit);
   bool RoundEachMicroBatch() const { return memory_plan_.sum_levels > 0; }
   bool RoundOpen() const { return RoundEachMicroBatch() || window_.last(); }
 
@@ -157,7 +158,7 @@ class EngineCore : private StepActions {
   void BeginStep(Call& call);
   absl::Status CheckStep() const;
   void RequestStepIfReady();
-  float Divisor() const;
+  float Divisor(int32_t space) const;
   void TakeVerdict();
   void Apply();
   void Skip();
@@ -180,8 +181,11 @@ class EngineCore : private StepActions {
   absl::Status AllGather(const Operation& operation, const layout::Bucket& bucket);
   absl::Status GatherUnit(const Issue& issue);
   absl::Status Agree();
+  absl::Status AgreeOver(int index, absl::Status* refused);
   absl::Status Access(Call& call);
   absl::Status Blame();
+  comm::Communicator& CommunicatorOf(int32_t space) const;
+  comm::Communicator& GatherCommunicatorOf(int32_t space) const;
   void CutShards(const layout::Bucket& bucket, std::vector<layout::Range>& shards) const;
   comm::Mean MeanOf(const layout::Bucket& bucket, float divisor);
   void PointSumsAt(const layout::Bucket& bucket);
@@ -192,9 +196,9 @@ class EngineCore : private StepActions {
 
   Input input_;
   const layout::Layout layout_;
-  comm::Communicator& communicator_;
-  std::shared_ptr<comm::Communicator>
-      gather_communicator_;  // the other, where units come in frames
+  comm::Communicator& communicator_;  // the first one, of all ranks
+  // For each one, its twin where units come in frames, else itself.
+  std::vector<std::shared_ptr<comm::Communicator>> gather_communicators_;
   memory::Ledger ledger_;
   telemetry::Counters<Traffic> sent_bytes_;
   telemetry::Trace trace_;
@@ -217,7 +221,7 @@ class EngineCore : private StepActions {
   Consistency consistency_;
   LossScaler loss_scaler_;
   std::atomic<double> loss_scale_;
-  std::vector<int64_t> unit_steps_;  // updates of each unit so far
+  std::vector<int64_t> space_steps_;  // updates of each flat space so far
   int64_t applied_steps_ = 0;
   absl::Status failed_;
   Call* step_call_ = nullptr;     // waiting for its step
@@ -247,12 +251,15 @@ class EngineCore : private StepActions {
 
   // Of the reduction channel; the engine thread writes them only when it has nothing in flight
   // there.
-  std::vector<float> weights_;  // of each rank, of the micro-batch at hand
-  double weight_sum_ = 0.0;
+  struct Weights {
+    std::vector<float> of_ranks;  // of the micro-batch at hand
+    double sum = 0.0;             // of all of the step
+  };
+  std::vector<Weights> weights_;  // by communicator
   std::vector<layout::Range> shards_;
   std::vector<comm::Piece> pieces_;
   std::vector<float*> levels_;
-  ParameterId blamed_ = -1;
+  std::string blamed_;  // the first parameter that is not finite
   // Of the gather channel.
   std::vector<layout::Range> gather_shards_;
   std::vector<comm::Piece> gather_pieces_;

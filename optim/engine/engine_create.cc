@@ -30,17 +30,51 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
       return absl::InvalidArgumentError(
           bad("norm_weight is ", parameter.norm_weight, "; give more than 0 and at most 1"));
     }
-    if (parameter.communicator != 0) {
-      return absl::UnimplementedError(
-          bad("communicator ", parameter.communicator,
-              ": several communicators are not in this version; give 0"));
+    if (parameter.mean_ranks != 0 && input.options.reduction != GradientReduction::kMean) {
+      return absl::InvalidArgumentError(bad("mean_ranks is ", parameter.mean_ranks,
+                                            ", which only reduction kMean reads; give 0"));
     }
   }
   return absl::OkStatus();
 }
 
-std::string Describe(const EngineCore::Input& input) {
-  return DescribeOptions(input.options) + layout::Describe(input.parameters, input.units);
+// Ranks of the first communicator share options; of each, its parameters.
+absl::Status CompareOverRanks(const EngineCore::Input& input) {
+  const auto count = static_cast<int>(input.communicators.size());
+  for (int i = 0; i < count; ++i) {
+    std::string text = layout::Describe(input.parameters, input.units, i);
+    if (i == 0)
+      text.insert(0, absl::StrCat(DescribeOptions(input.options), "communicators: ", count, "\n"));
+    ZH_RETURN_IF_ERROR(
+        comm::AgreeOnText(*input.communicators[i], "options, parameters and units", text));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCommunicators(const EngineCore::Input& input) {
+  const int all = input.communicators[0]->size();
+  for (size_t i = 1; i < input.communicators.size(); ++i) {
+    if (input.communicators[i]->size() <= all) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("communicator ", i, " has ", input.communicators[i]->size(),
+                     " ranks, the first one ", all, "; the first is of all ranks of the engine"));
+  }
+  return absl::OkStatus();
+}
+
+layout::LayoutConfig MakeLayoutConfig(const EngineCore::Input& input) {
+  layout::LayoutConfig config;
+  config.communicators.clear();
+  for (const auto& communicator : input.communicators) {
+    config.communicators.push_back({communicator->size(), communicator->rank()});
+  }
+  config.shard_update = input.options.zero_stage > 0;
+  config.bucket_elems = input.options.bucket_elems;
+  config.record_elems = input.options.record_elems;
+  config.gradient_frames = input.options.zero_stage >= 2;
+  config.parameter_frames = input.options.zero_stage >= 3;
+  config.persistence_threshold_elems = input.options.persistence_threshold_elems;
+  return config;
 }
 
 // The cores of this process's affinity mask, shared evenly by the ranks of the node that have the
@@ -62,7 +96,7 @@ absl::StatusOr<int> UpdateThreads(comm::Communicator& communicator, int asked) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
-  comm::Communicator& communicator = *input.communicator;
+  comm::Communicator& communicator = *input.communicators[0];
   if (!input.options.notice) {
     input.options.notice = [rank = communicator.rank()](const std::string& text) {
       std::fprintf(stderr, "zerohold: rank %d: %s\n", rank, text.c_str());
@@ -71,29 +105,22 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   // 1. This rank's own view of its input.
   absl::Status status = input.options.Validate();
   if (status.ok()) {
-    comm::CommunicatorSettings settings = communicator.settings();
-    settings.timeout_s = input.options.communication_timeout_s;
-    communicator.Configure(settings);
+    for (const auto& each : input.communicators) {
+      comm::CommunicatorSettings settings = each->settings();
+      settings.timeout_s = input.options.communication_timeout_s;
+      each->Configure(settings);
+    }
   }
+  if (status.ok()) status = CheckCommunicators(input);
   if (status.ok()) status = CheckParameters(input);
-  layout::LayoutConfig config;
-  config.world = communicator.size();
-  config.rank = communicator.rank();
-  config.update_world = input.options.zero_stage == 0 ? 1 : config.world;
-  config.bucket_elems = input.options.bucket_elems;
-  config.record_elems = input.options.record_elems;
-  config.gradient_frames = input.options.zero_stage >= 2;
-  config.parameter_frames = input.options.zero_stage >= 3;
-  config.persistence_threshold_elems = input.options.persistence_threshold_elems;
   absl::StatusOr<layout::Layout> layout(absl::UnknownError("not planned"));
   if (status.ok()) {
-    layout = layout::Layout::Create(config, input.parameters, input.units);
+    layout = layout::Layout::Create(MakeLayoutConfig(input), input.parameters, input.units);
     status = layout.status();
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
   // 2. The same input everywhere.
-  ZH_RETURN_IF_ERROR(
-      comm::AgreeOnText(communicator, "options, parameters and units", Describe(input)));
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, CompareOverRanks(input)));
   // 3. Memory and threads.
   std::unique_ptr<EngineCore> core(new EngineCore(std::move(input), std::move(layout).value()));
   ZH_RETURN_IF_ERROR(core->Allocate());
@@ -104,14 +131,11 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
 EngineCore::EngineCore(Input input, layout::Layout layout)
     : input_(std::move(input)),
       layout_(std::move(layout)),
-      communicator_(*input_.communicator),
-      gather_communicator_(input_.communicator),
+      communicator_(*input_.communicators[0]),
+      gather_communicators_(input_.communicators),
       trace_(input_.options.trace_path, communicator_.rank()),
       memory_plan_(MakeMemoryPlan(input_.options, layout_)),
-      plan_(BuildStepPlan(layout_,
-                          {.finish_sums = memory_plan_.sum_levels > 0,
-                           .gather_gradients = communicator_.size() > layout_.config().update_world,
-                           .gather_parameters = layout_.config().update_world > 1})),
+      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0)),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
       window_(input_.units, FreshEachMicroBatch()),
@@ -119,18 +143,18 @@ EngineCore::EngineCore(Input input, layout::Layout layout)
       gradient_frames_(layout_, memory_plan_.gradient_frame_bytes),
       coherence_(layout_),
       step_(plan_, static_cast<int>(input_.units.size()), *this),
-      agreement_(static_cast<int>(input_.units.size())),
-      consistency_(input_.units),
+      agreement_(layout_),
+      consistency_(layout_, input_.units),
       loss_scaler_(input_.options.loss_scale),
       loss_scale_(loss_scaler_.scale()),
-      unit_steps_(input_.units.size(), 0),
+      space_steps_(layout_.spaces().size(), 0),
       parameters_attached_(input_.units.size(), 0),
       gradients_attached_(input_.units.size(), 0),
       gathers_in_flight_(input_.units.size(), 0),
       reductions_issued_(input_.units.size(), 0),
       reductions_in_flight_(input_.units.size(), 0),
       accumulated_(input_.units.size(), 0),
-      weights_(communicator_.size(), 0.0f) {
+      weights_(input_.communicators.size()) {
   for (const Operation& operation : plan_.operations) {
     if (operation.verb == Verb::kReduceScatter) ++reductions_of_unit_[operation.unit];
   }
@@ -144,10 +168,14 @@ EngineCore::EngineCore(Input input, layout::Layout layout)
   free_issues_.reserve(2 * issues_.size());
   for (Issue& issue : issues_) free_issues_.push_back(&issue);
   levels_.reserve(memory_plan_.sum_levels);
-  comm::CommunicatorSettings settings = communicator_.settings();
-  settings.check_order = input_.options.check_collective_order;
-  settings.sent_bytes = &sent_bytes_;
-  communicator_.Configure(settings);
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    comm::Communicator& communicator = *input_.communicators[i];
+    weights_[i].of_ranks.resize(communicator.size());
+    comm::CommunicatorSettings settings = communicator.settings();
+    settings.check_order = input_.options.check_collective_order;
+    settings.sent_bytes = &sent_bytes_;
+    communicator.Configure(settings);
+  }
 }
 
 // Gradients that come in frames, that are added to fp32 sums, or that are reduced in every
@@ -176,7 +204,9 @@ absl::Status EngineCore::Allocate() {
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, AllocateScratch()));
   if (layout_.max_framed_parameter_bytes() > 0) {
-    ZH_ASSIGN_OR_RETURN(gather_communicator_, communicator_.Duplicate());
+    for (auto& communicator : gather_communicators_) {
+      ZH_ASSIGN_OR_RETURN(communicator, communicator->Duplicate());
+    }
   }
   ZH_ASSIGN_OR_RETURN(const int threads,
                       UpdateThreads(communicator_, input_.options.update_threads));
@@ -231,18 +261,26 @@ absl::Status EngineCore::CheckFrames() const {
 }
 
 absl::Status EngineCore::AllocateScratch() {
-  ZH_ASSIGN_OR_RETURN(scratch_,
-                      memory::HostBuffer::Allocate(
-                          comm::Communicator::ScratchBytes(layout_.MaxShardElems(), DType::kFloat32,
-                                                           communicator_.size()),
-                          MemoryKind::kStaging, &ledger_));
-  communicator_.SetScratch(
-      {static_cast<std::byte*>(scratch_.data()), static_cast<size_t>(scratch_.bytes())});
+  int ranks = 1;
+  for (const auto& communicator : input_.communicators) {
+    ranks = std::max(ranks, communicator->size());
+  }
+  ZH_ASSIGN_OR_RETURN(
+      scratch_, memory::HostBuffer::Allocate(comm::Communicator::ScratchBytes(
+                                                 layout_.MaxShardElems(), DType::kFloat32, ranks),
+                                             MemoryKind::kStaging, &ledger_));
+  // All reductions run on one thread, one after the other.
+  for (const auto& communicator : input_.communicators) {
+    communicator->SetScratch(
+        {static_cast<std::byte*>(scratch_.data()), static_cast<size_t>(scratch_.bytes())});
+  }
   return absl::OkStatus();
 }
 
 void EngineCore::Start() {
-  if (!communicator_.any_thread() && communicator_.rank() == 0) {
+  const bool any_thread = std::ranges::all_of(
+      input_.communicators, [](const auto& communicator) { return communicator->any_thread(); });
+  if (!any_thread && communicator_.rank() == 0) {
     input_.options.notice(
         "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
         "do not"
@@ -251,9 +289,9 @@ void EngineCore::Start() {
   for (size_t unit = 0; unit < input_.units.size(); ++unit) Remember(static_cast<UnitId>(unit));
   device_ = device::CreateCpuDevice();
   update_stream_ = device_->CreateStream("update");
-  executor_ = std::make_unique<comm::Executor>(communicator_.any_thread());
+  executor_ = std::make_unique<comm::Executor>(any_thread);
   gather_executor_ = executor_.get();
-  if (gather_communicator_.get() != &communicator_ && communicator_.any_thread()) {
+  if (gather_communicators_ != input_.communicators && any_thread) {
     own_gather_executor_ = std::make_unique<comm::Executor>(true);
     gather_executor_ = own_gather_executor_.get();
   }

@@ -59,10 +59,12 @@ absl::Status EngineCore::CheckStep() const {
 
 // What the sum of a step's gradients is divided by, as far as it is known. A step without a
 // micro-batch is refused, but its collectives run.
-float EngineCore::Divisor() const {
+float EngineCore::Divisor(int32_t space) const {
   if (input_.options.reduction == GradientReduction::kSum) return 1.0f;
   const int64_t micro_batches = std::max<int64_t>(1, window_.micro_batches());
-  return static_cast<float>(communicator_.size() * micro_batches);
+  const int asked = layout_.spaces()[space].mean_ranks;
+  const int64_t ranks = asked > 0 ? asked : layout_.MembershipIn(space).world;
+  return static_cast<float>(ranks * micro_batches);
 }
 
 void EngineCore::StartOperation(int index) {
@@ -71,7 +73,7 @@ void EngineCore::StartOperation(int index) {
   if (operation.verb == Verb::kUpdate) return update_stream_->Run(&RunUpdate, &issue);
   ++in_flight_;
   issue.round = std::max<int64_t>(1, window_.micro_batches()) - 1;
-  issue.divisor = Divisor();
+  issue.divisor = Divisor(operation.space);
   if (operation.verb == Verb::kReduceScatter) {
     const UnitId unit = operation.unit;
     issue.addends = Addends(operation);
@@ -115,7 +117,7 @@ void EngineCore::TakeVerdict() {
     EndWindow(std::move(status));
   };
   if (!refusal_.ok()) return refuse(std::exchange(refusal_, absl::OkStatus()));
-  if (!agreement_.any_present()) {
+  if (!agreement_.any_reported()) {
     return refuse(absl::FailedPreconditionError(
         "Step: no rank reported a gradient; call GradReady for the units that have one"));
   }
@@ -132,11 +134,10 @@ void EngineCore::Skip() {
   stats_.skip_reason = SkipReason::kNonFiniteGradient;
   absl::Status status;
   if (loss_scaler_.exhausted()) {
-    const std::string name = blamed_ < 0 ? "none" : input_.parameters[blamed_].name;
     status = absl::FailedPreconditionError(absl::StrCat(
         "Step: ", loss_scaler_.skips_in_a_row(),
         " steps in a row were skipped at a loss scale down to ", loss_scaler_.scale(),
-        "; the first parameter whose gradient is not finite is ", name,
+        "; the first parameter whose gradient is not finite is ", blamed_,
         "; lower the learning rate, look at its inputs, or raise loss_scale.max_skips"));
   }
   step_.AgreementDone(false, agreement_.present());
@@ -152,8 +153,8 @@ void EngineCore::Apply() {
   stats_.learning_rate = input_.options.groups[0].learning_rate * factor;
   update_site_->Prepare(input_.options.groups, factor, stats_.clip_factor / stats_.loss_scale);
   loss_scaler_.Applied();
-  for (size_t unit = 0; unit < unit_steps_.size(); ++unit) {
-    if (agreement_.present()[unit]) ++unit_steps_[unit];
+  for (size_t space = 0; space < space_steps_.size(); ++space) {
+    if (agreement_.present()[space]) ++space_steps_[space];
   }
   residency_.InvalidateAll();
   step_.AgreementDone(true, agreement_.present());
@@ -162,10 +163,12 @@ void EngineCore::Apply() {
 void EngineCore::FinishStepIfDone() {
   if (step_call_ == nullptr) return;
   if (step_.state() != Step::State::kFinished) return;
-  Stall(layout_.config().update_world > 1 ? Stall::kGather : Stall::kUpdate);
-  for (size_t i = 0; i < input_.units.size(); ++i) {
-    const bool changed = agreement_.present()[i] && !layout_.units()[i].parameters_framed;
-    if (changed) Remember(static_cast<UnitId>(i));
+  const bool gathers = layout_.config().shard_update && communicator_.size() > 1;
+  Stall(gathers ? Stall::kGather : Stall::kUpdate);
+  for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
+    const UnitId unit = layout_.spaces()[space].unit;
+    const bool changed = agreement_.present()[space] && !layout_.units()[unit].parameters_framed;
+    if (changed) coherence_.Remember(space, Copy(space));
   }
   EndWindow(absl::OkStatus());
 }

@@ -28,9 +28,9 @@ absl::Status EngineCore::Collective(const Issue& issue) {
   if (operation.verb == Verb::kReduceScatter) return ReduceScatter(issue, bucket);
   if (operation.verb == Verb::kAllGather) return AllGather(operation, bucket);
   PointSumsAt(bucket);
-  const int64_t elems = layout_.ShardOf(bucket, communicator_.rank(), communicator_.size()).size();
-  communicator_.FinishSum({.levels = levels_}, issue.round + 1, elems,
-                          MeanOf(bucket, issue.divisor));
+  const int64_t elems = layout_.OwnShardOf(bucket).size();
+  CommunicatorOf(bucket.space)
+      .FinishSum({.levels = levels_}, issue.round + 1, elems, MeanOf(bucket, issue.divisor));
   return absl::OkStatus();
 }
 
@@ -40,22 +40,32 @@ absl::Status EngineCore::ReduceScatter(const Issue& issue, const layout::Bucket&
   CutShards(bucket, shards_);
   PointSumsAt(bucket);
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
-  return communicator_.ReduceScatter(
-      {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
-      {.addends = issue.addends,
-       .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
-       .shards = shards_,
-       .weights = weighted ? std::span<const float>(weights_) : std::span<const float>(),
-       .sums = {.levels = levels_, .round = issue.round},
-       .mean = MeanOf(bucket, issue.divisor)});
+  return CommunicatorOf(bucket.space)
+      .ReduceScatter(
+          {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
+          {.addends = issue.addends,
+           .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
+           .shards = shards_,
+           .weights = weighted ? std::span<const float>(weights_[space.communicator].of_ranks)
+                               : std::span<const float>(),
+           .sums = {.levels = levels_, .round = issue.round},
+           .mean = MeanOf(bucket, issue.divisor)});
+}
+
+comm::Communicator& EngineCore::CommunicatorOf(int32_t space) const {
+  return *input_.communicators[layout_.spaces()[space].communicator];
+}
+
+comm::Communicator& EngineCore::GatherCommunicatorOf(int32_t space) const {
+  return *gather_communicators_[layout_.spaces()[space].communicator];
 }
 
 // Elements from the bucket's first.
 void EngineCore::CutShards(const layout::Bucket& bucket, std::vector<layout::Range>& shards) const {
-  const int world = communicator_.size();
+  const int world = layout_.MembershipIn(bucket.space).world;
   shards.clear();
   for (int rank = 0; rank < world; ++rank) {
-    const layout::Range shard = layout_.ShardOf(bucket, rank, world);
+    const layout::Range shard = layout_.ShardOf(bucket, rank);
     const int64_t begin = shard.begin - bucket.range.begin;
     shards.push_back({begin, begin + shard.size()});
   }
@@ -67,7 +77,7 @@ int64_t EngineCore::HeldIndex(const layout::Bucket& bucket, layout::Range shard)
 }
 
 void EngineCore::PointSumsAt(const layout::Bucket& bucket) {
-  const layout::Range shard = layout_.ShardOf(bucket, communicator_.rank(), communicator_.size());
+  const layout::Range shard = layout_.OwnShardOf(bucket);
   levels_.clear();
   for (float* sum : memory_->space(bucket.space).sums) {
     levels_.push_back(sum + HeldIndex(bucket, shard));
@@ -77,12 +87,12 @@ void EngineCore::PointSumsAt(const layout::Bucket& bucket) {
 comm::Mean EngineCore::MeanOf(const layout::Bucket& bucket, float divisor) {
   const layout::FlatSpace& space = layout_.spaces()[bucket.space];
   const Array& result = memory_->space(bucket.space).result;
-  const layout::Range shard = layout_.ShardOf(bucket, communicator_.rank(), communicator_.size());
+  const layout::Range shard = layout_.OwnShardOf(bucket);
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   return {.out = result.At(shard.begin, HeldIndex(bucket, shard)),
           .dtype = result.dtype,
           .rounded_to = weighted ? DType::kFloat32 : space.dtype,
-          .divisor = weighted ? static_cast<float>(weight_sum_) : divisor,
+          .divisor = weighted ? static_cast<float>(weights_[space.communicator].sum) : divisor,
           .norm = &agreement_.norm(),
           .norm_weight = space.norm_weight};
 }
@@ -100,7 +110,8 @@ absl::Status EngineCore::AllGather(const Operation& operation, const layout::Buc
     pieces.push_back({static_cast<int>(rank), shards[rank].begin * elem_bytes,
                       shards[rank].size() * elem_bytes});
   }
-  comm::Communicator& communicator = gradient ? communicator_ : *gather_communicator_;
+  comm::Communicator& communicator =
+      gradient ? CommunicatorOf(bucket.space) : GatherCommunicatorOf(bucket.space);
   return communicator.AllGather(
       {"AllGather", "bucket", bucket.index, input_.units[operation.unit].name},
       array.At(bucket.range.begin, layout_.HeldBegin(bucket)), pieces);
@@ -135,9 +146,9 @@ absl::Status EngineCore::GatherUnit(const Issue& issue) {
         gather_pieces_.push_back({static_cast<int>(rank), gather_shards_[rank].begin * elem_bytes,
                                   gather_shards_[rank].size() * elem_bytes});
       }
-      ZH_RETURN_IF_ERROR(gather_communicator_->AllGather({"AllGather", "parameters", b, name},
-                                                         copy + bucket.range.begin * elem_bytes,
-                                                         gather_pieces_));
+      ZH_RETURN_IF_ERROR(GatherCommunicatorOf(i).AllGather({"AllGather", "parameters", b, name},
+                                                           copy + bucket.range.begin * elem_bytes,
+                                                           gather_pieces_));
     }
     coherence_.Remember(i, copy);
   }
@@ -147,14 +158,20 @@ absl::Status EngineCore::GatherUnit(const Issue& issue) {
 // Every rank's weight of the micro-batch, so that each can multiply what it gets from the others.
 void EngineCore::RunShareWeight(void* self, int64_t weight_bits) {
   auto& core = *static_cast<EngineCore*>(self);
-  core.weights_[core.communicator_.rank()] = static_cast<float>(std::bit_cast<double>(weight_bits));
-  core.pieces_.clear();
-  for (int rank = 0; rank < core.communicator_.size(); ++rank) {
-    core.pieces_.push_back({rank, rank * int64_t{sizeof(float)}, sizeof(float)});
+  const auto mine = static_cast<float>(std::bit_cast<double>(weight_bits));
+  absl::Status status;
+  for (size_t i = 0; i < core.weights_.size() && status.ok(); ++i) {
+    comm::Communicator& communicator = *core.input_.communicators[i];
+    Weights& weights = core.weights_[i];
+    weights.of_ranks[communicator.rank()] = mine;
+    core.pieces_.clear();
+    for (int rank = 0; rank < communicator.size(); ++rank) {
+      core.pieces_.push_back({rank, rank * int64_t{sizeof(float)}, sizeof(float)});
+    }
+    status = communicator.AllGather({"weight of the micro-batch"}, weights.of_ranks.data(),
+                                    core.pieces_);
+    for (const float weight : weights.of_ranks) weights.sum += weight;
   }
-  absl::Status status = core.communicator_.AllGather({"weight of the micro-batch"},
-                                                     core.weights_.data(), core.pieces_);
-  for (const float weight : core.weights_) core.weight_sum_ += weight;
   core.queue_.Push({.kind = Event::Kind::kWeightShared, .status = std::move(status)});
 }
 
@@ -167,21 +184,33 @@ void EngineCore::RunAgreement(void* self, int64_t) {
 // The engine thread waits for this and touches none of it meanwhile. What the ranks have against
 // the step goes into refusal_, the same on all of them; only a failed collective is an error here.
 absl::Status EngineCore::Agree() {
-  weight_sum_ = 0.0;  // the sums are finished
+  for (Weights& weights : weights_) weights.sum = 0.0;  // what they divide is finished
+  agreement_.Begin(window_.AnyPresent());
+  for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
+    const layout::FlatSpace& flat = layout_.spaces()[space];
+    if (!flat.frozen && window_.Present(flat.unit)) agreement_.AddPresent(space);
+  }
+  for (int i = static_cast<int>(weights_.size()) - 1; i >= 0; --i) {
+    absl::Status refused;
+    ZH_RETURN_IF_ERROR(AgreeOver(i, &refused));
+    // What a smaller group of ranks disagrees on, all of them hear in the first one's.
+    (i == 0 ? refusal_ : step_local_).Update(refused);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::AgreeOver(int index, absl::Status* refused) {
   const std::vector<GroupOptions>& groups = input_.options.groups;
-  agreement_.Begin(!step_local_.ok(), consistency_.Hash(groups));
-  for (size_t unit = 0; unit < unit_steps_.size(); ++unit) {
-    if (window_.Present(static_cast<UnitId>(unit)))
-      agreement_.AddPresent(static_cast<UnitId>(unit));
-  }
-  ZH_RETURN_IF_ERROR(agreement_.Run(communicator_));
-  if (agreement_.any_failed()) {
-    refusal_ = comm::Agree(communicator_, step_local_);
+  comm::Communicator& communicator = *input_.communicators[index];
+  ZH_RETURN_IF_ERROR(
+      agreement_.Run(communicator, index, !step_local_.ok(), consistency_.Hash(groups, index)));
+  if (index == 0 && agreement_.any_failed()) {
+    *refused = comm::Agree(communicator, step_local_);
   } else if (!agreement_.consistent()) {
-    refusal_ = comm::AgreeOnText(communicator_, "what the trainer set or wrote since the last step",
-                                 consistency_.Describe(groups));
+    *refused = comm::AgreeOnText(communicator, "what the trainer set or wrote since the last step",
+                                 consistency_.Describe(groups, index));
   }
-  return refusal_.ok() || absl::IsFailedPrecondition(refusal_) ? absl::OkStatus() : refusal_;
+  return refused->ok() || absl::IsFailedPrecondition(*refused) ? absl::OkStatus() : *refused;
 }
 
 void EngineCore::RunAccess(void* self, int64_t) {
@@ -191,7 +220,11 @@ void EngineCore::RunAccess(void* self, int64_t) {
 
 // All ranks hear of one rank's bad arguments, and of different ones, before anything is touched.
 absl::Status EngineCore::Access(Call& call) {
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, call.status));
+  const auto count = static_cast<ParameterId>(input_.parameters.size());
+  const bool known = call.parameter >= 0 && call.parameter < count;
+  comm::Communicator& communicator =
+      *input_.communicators[known ? input_.parameters[call.parameter].communicator : 0];
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, call.status));
   const bool read = call.kind == Call::Kind::kRead;
   const auto elems = static_cast<int64_t>(read ? call.out.size() : call.values.size());
   std::string text =
@@ -199,12 +232,12 @@ absl::Status EngineCore::Access(Call& call) {
                    " of parameter ", input_.parameters[call.parameter].name, ", elements [",
                    call.begin, ", ", call.begin + elems, ")");
   if (!read) absl::StrAppend(&text, ", hash of values ", base::Hash(std::as_bytes(call.values)));
-  ZH_RETURN_IF_ERROR(comm::AgreeOnText(communicator_, "the arguments of a collective call", text));
+  ZH_RETURN_IF_ERROR(comm::AgreeOnText(communicator, "the arguments of a collective call", text));
 
   const layout::Layout::Place place = layout_.PlaceOf(call.parameter);
   const int64_t begin = place.range.begin + call.begin;
   const StateRange what{call.state, place.space, {begin, begin + elems}};
-  if (read) return access_->Read(communicator_, what, call.out);
+  if (read) return access_->Read(communicator, what, call.out);
   access_->Write(what, call.values);
   return absl::OkStatus();
 }
@@ -225,7 +258,13 @@ absl::Status EngineCore::Blame() {
   }
   int64_t negated = -first;
   ZH_RETURN_IF_ERROR(communicator_.AllReduce({"blame"}, {}, {&negated, 1}, {}));
-  blamed_ = -negated < count ? static_cast<ParameterId>(-negated) : -1;
+  // Ranks of different communicators know different parameters: one that has it says its name.
+  const bool mine = -negated < count && first == -negated;
+  const absl::Status named =
+      comm::Agree(communicator_, mine ? absl::FailedPreconditionError(input_.parameters[first].name)
+                                      : absl::OkStatus());
+  if (!named.ok() && !absl::IsFailedPrecondition(named)) return named;
+  blamed_ = named.ok() ? "none" : std::string(named.message());
   return absl::OkStatus();
 }
 
@@ -235,7 +274,7 @@ void EngineCore::RunUpdate(void* context) {
   const Operation& operation = core.plan_.operations[issue.index];
   {
     const telemetry::Span span(core.trace_, telemetry::Lane::kUpdate, "Update", operation.target);
-    core.update_site_->Update(operation.target, core.unit_steps_[operation.unit]);
+    core.update_site_->Update(operation.target, core.space_steps_[operation.space]);
   }
   core.queue_.Push({.kind = Event::Kind::kOperationDone, .issue = &issue});
 }

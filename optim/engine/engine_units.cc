@@ -181,7 +181,7 @@ void EngineCore::ReleaseParameters(UnitId unit, bool written) {
     for (int space = place.first_space; space < place.last_space; ++space) {
       access_->Adopt(space, Copy(space));
     }
-    consistency_.Adopted(unit, HashUnit(unit));
+    Adopted(unit);
     Remember(unit);
   }
   for (const UnitId touched : window_.Touched(unit)) {
@@ -283,14 +283,14 @@ ParameterId EngineCore::FindChanged(UnitId unit) const {
   return -1;
 }
 
-uint64_t EngineCore::HashUnit(UnitId unit) const {
-  uint64_t hash = 0;
+// What the trainer wrote must be the same on every rank that holds it.
+void EngineCore::Adopted(UnitId unit) {
   const layout::UnitPlace& place = layout_.units()[unit];
   for (int space = place.first_space; space < place.last_space; ++space) {
     const layout::FlatSpace& flat = layout_.spaces()[space];
-    hash = base::Hash(std::span(Copy(space), flat.elems * SizeOf(flat.dtype)), hash);
+    const std::span bytes(Copy(space), flat.elems * SizeOf(flat.dtype));
+    consistency_.Adopted(space, base::Hash(bytes, 0));
   }
-  return hash;
 }
 
 }  // namespace zerohold::engine

@@ -37,11 +37,12 @@ void VisitHeld(const layout::Layout& layout, const StateRange& what, Visit visit
 }
 
 // Which rank holds which bytes of `range`, as fp32, offsets counted from its beginning.
-std::vector<comm::Piece> Owners(const layout::Layout& layout, const StateRange& what, int world) {
+std::vector<comm::Piece> Owners(const layout::Layout& layout, const StateRange& what) {
+  const int world = layout.MembershipIn(what.space).world;
   std::vector<comm::Piece> pieces;
   VisitBuckets(layout, what, [&](const layout::Bucket& bucket) {
     for (int rank = 0; rank < world; ++rank) {
-      const layout::Range part = Intersect(layout.ShardOf(bucket, rank, world), what.range);
+      const layout::Range part = Intersect(layout.ShardOf(bucket, rank), what.range);
       if (part.size() == 0) continue;
       pieces.push_back({rank, (part.begin - what.range.begin) * int64_t{sizeof(float)},
                         part.size() * int64_t{sizeof(float)}});
@@ -109,9 +110,8 @@ absl::Status StateAccess::Read(comm::Communicator& communicator, const StateRang
   VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
     ReadHeld(what, part, held, out.data() + part.begin - what.range.begin);
   });
-  const int world = layout_.config().update_world;
-  if (world == 1) return absl::OkStatus();
-  return communicator.AllGather({"Read"}, out.data(), Owners(layout_, what, world));
+  if (!layout_.config().shard_update) return absl::OkStatus();
+  return communicator.AllGather({"Read"}, out.data(), Owners(layout_, what));
 }
 
 bool StateAccess::HeldFinite(const StateRange& what) const {

@@ -80,7 +80,7 @@ bool Step::Dropped(const Operation& operation) const {
     case Phase::kFinish:
       return round_ == Round::kAccumulate;
     case Phase::kApply:
-      return !(*present_)[operation.unit];
+      return !(*present_)[operation.space];
   }
   return false;
 }

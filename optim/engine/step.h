@@ -11,7 +11,8 @@
 //  2. The agreement starts when the last round is done and Step was called; no kApply operation
 //  starts before
 //     its verdict.
-//  3. Updates and gathers of units that no rank has a gradient for count as done without starting.
+//  3. Updates and gathers of flat spaces that no rank has a gradient for count as done without
+//  starting.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +50,7 @@ class Step {
   }
   // Step was called. Requires: the final round or the flush has begun, and CloseRound was called.
   void Request() { requested_ = true; }
-  // `apply` false drops the kApply operations; `present` (one per unit) says which units have
+  // `apply` false drops the kApply operations; `present` (one per flat space) says which have
   // gradients.
   void AgreementDone(bool apply, const std::vector<uint8_t>& present);
   void OperationDone(int index);

@@ -13,18 +13,20 @@ const char* NameOf(Verb verb) {
 namespace {
 
 // The backward pass finishes units from the last to the first, and a unit's buckets with it.
-void PlanReductions(const layout::Layout& layout, const PlanInput& input, StepPlan& plan) {
-  const auto spaces = layout.spaces();
-  for (auto space = spaces.rbegin(); space != spaces.rend(); ++space) {
-    if (space->frozen) continue;
-    for (int64_t i = 0; i < space->bucket_count; ++i) {
+void PlanReductions(const layout::Layout& layout, bool finish_sums, StepPlan& plan) {
+  const auto count = static_cast<int32_t>(layout.spaces().size());
+  for (int32_t index = count - 1; index >= 0; --index) {
+    const layout::FlatSpace& space = layout.spaces()[index];
+    if (space.frozen) continue;
+    const bool gather = !layout.config().shard_update && layout.MembershipIn(index).world > 1;
+    for (int64_t i = 0; i < space.bucket_count; ++i) {
       const auto add = [&](Verb verb, Phase phase) {
         plan.operations.push_back(
-            {verb, Operand::kGradient, phase, space->unit, space->first_bucket + i, -1});
+            {verb, Operand::kGradient, phase, space.unit, index, space.first_bucket + i, -1});
       };
       add(Verb::kReduceScatter, Phase::kReduce);
-      if (input.finish_sums) add(Verb::kFinishSum, Phase::kFinish);
-      if (input.gather_gradients) add(Verb::kAllGather, Phase::kFinish);
+      if (finish_sums) add(Verb::kFinishSum, Phase::kFinish);
+      if (gather) add(Verb::kAllGather, Phase::kFinish);
     }
   }
 }
@@ -37,8 +39,8 @@ std::vector<int32_t> PlanUpdates(const layout::Layout& layout, StepPlan& plan) {
   for (size_t i = 0; i < records.size(); ++i) {
     updates.push_back(static_cast<int32_t>(plan.operations.size()));
     plan.operations.push_back({Verb::kUpdate, Operand::kParameter, Phase::kApply,
-                               layout.spaces()[records[i].space].unit, static_cast<int64_t>(i),
-                               -1});
+                               layout.spaces()[records[i].space].unit, records[i].space,
+                               static_cast<int64_t>(i), -1});
   }
   return updates;
 }
@@ -61,18 +63,19 @@ void PlanGathers(const layout::Layout& layout, const std::vector<int32_t>& updat
       after = updates[next++];
     }
     if (layout.units()[space.unit].parameters_framed) continue;  // gathered when acquired
+    if (layout.MembershipIn(bucket.space).world == 1) continue;
     plan.operations.push_back(
-        {Verb::kAllGather, Operand::kParameter, Phase::kApply, space.unit, i, after});
+        {Verb::kAllGather, Operand::kParameter, Phase::kApply, space.unit, bucket.space, i, after});
   }
 }
 
 }  // namespace
 
-StepPlan BuildStepPlan(const layout::Layout& layout, const PlanInput& input) {
+StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums) {
   StepPlan plan;
-  PlanReductions(layout, input, plan);
+  PlanReductions(layout, finish_sums, plan);
   const std::vector<int32_t> updates = PlanUpdates(layout, plan);
-  if (input.gather_parameters) PlanGathers(layout, updates, plan);
+  if (layout.config().shard_update) PlanGathers(layout, updates, plan);
   return plan;
 }
 

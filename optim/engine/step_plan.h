@@ -27,6 +27,7 @@ struct Operation {
   Operand operand;
   Phase phase;
   UnitId unit;
+  int32_t space;
   int64_t target;  // index of a bucket, or of a record for kUpdate
   int32_t after;   // this earlier operation is done before this one starts; -1 for none
 };
@@ -37,15 +38,9 @@ struct StepPlan {
   std::vector<Operation> operations;
 };
 
-// What the plan depends on besides the layout.
-struct PlanInput {
-  bool finish_sums = false;       // several reductions make one gradient
-  bool gather_gradients = false;  // every rank updates everything: reduced shards go to all
-  bool gather_parameters =
-      false;  // each rank updates its shard: new parameters go to all that keep them
-};
-
-StepPlan BuildStepPlan(const layout::Layout& layout, const PlanInput& input);
+// `finish_sums`: several reductions make one gradient. Where every rank updates everything, reduced
+// shards go to all; where each updates its shard, new parameters go to all that keep them.
+StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums);
 
 const char* NameOf(Verb verb);
 // "ReduceScatter gradient bucket 3 (block.0)", one line an operation.

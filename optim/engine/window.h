@@ -6,6 +6,7 @@
 
 #include <absl/status/status.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -47,6 +48,9 @@ class Window {
   // Some report of this window says that the unit, or a parameter of it that another uses, has a
   // gradient.
   bool Present(UnitId unit) const { return states_[unit].present; }
+  bool AnyPresent() const {
+    return std::ranges::any_of(states_, [](const State& state) { return state.present; });
+  }
   // The unit's gradient memory holds something of this window (of this micro-batch, where it begins
   // anew).
   bool Begun(UnitId unit) const { return states_[unit].begun; }

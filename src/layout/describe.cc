@@ -4,6 +4,9 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
+#include <string_view>
+#include <unordered_set>
+
 #include "src/layout/layout.h"
 
 namespace zerohold::layout {
@@ -22,21 +25,35 @@ std::string QuotedList(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units) {
+std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units,
+                     int communicator) {
   std::string text;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const ParameterSpec& p = parameters[i];
+  std::unordered_set<std::string_view> elsewhere;  // parameters of other communicators
+  int number = 0;
+  for (const ParameterSpec& p : parameters) {
+    if (p.communicator != communicator) {
+      elsewhere.insert(p.name);
+      continue;
+    }
     // %.17g: two weights that differ in the last bit differ here.
-    absl::StrAppendFormat(&text,
-                          "parameter %d: %s [%s] %s group %d%s norm_weight %.17g communicator %d\n",
-                          i, Quoted(p.name), absl::StrJoin(p.shape, ", "), NameOf(p.dtype), p.group,
-                          p.frozen ? " frozen" : "", p.norm_weight, p.communicator);
+    absl::StrAppendFormat(
+        &text, "parameter %d: %s [%s] %s group %d%s%s norm_weight %.17g mean_ranks %d\n", number++,
+        Quoted(p.name), absl::StrJoin(p.shape, ", "), NameOf(p.dtype), p.group,
+        p.frozen ? " frozen" : "", p.atomic ? " atomic" : "", p.norm_weight, p.mean_ranks);
   }
-  for (size_t i = 0; i < units.size(); ++i) {
-    const UnitSpec& unit = units[i];
-    absl::StrAppendFormat(&text, "unit %d: %s holds %s", i, Quoted(unit.name),
-                          unit.parameters.empty() ? "nothing" : QuotedList(unit.parameters));
-    if (!unit.uses.empty()) absl::StrAppend(&text, " uses ", QuotedList(unit.uses));
+  number = 0;
+  for (const UnitSpec& unit : units) {
+    const auto here = [&](const std::vector<std::string>& names) {
+      std::vector<std::string> kept = names;
+      std::erase_if(kept, [&](const std::string& name) { return elsewhere.contains(name); });
+      return kept;
+    };
+    const std::vector<std::string> held = here(unit.parameters);
+    const std::vector<std::string> used = here(unit.uses);
+    if (held.empty() && used.empty() && !(unit.parameters.empty() && unit.uses.empty())) continue;
+    absl::StrAppendFormat(&text, "unit %d: %s holds %s", number++, Quoted(unit.name),
+                          held.empty() ? "nothing" : QuotedList(held));
+    if (!used.empty()) absl::StrAppend(&text, " uses ", QuotedList(used));
     text += '\n';
   }
   return text;

@@ -59,6 +59,7 @@ absl::Status CheckParameter(const ParameterSpec& parameter, int64_t index) {
   if (parameter.communicator < 0) {
     return refuse("the negative communicator ", parameter.communicator);
   }
+  if (parameter.mean_ranks < 0) return refuse("the negative mean_ranks ", parameter.mean_ranks);
   if (!(parameter.norm_weight > 0) || !std::isfinite(parameter.norm_weight)) {
     return refuse("norm_weight ", parameter.norm_weight, "; it is finite and > 0");
   }

@@ -26,12 +26,11 @@ absl::Status CheckConfig(const LayoutConfig& config) {
   const auto refuse = [](const auto&... why) {
     return absl::InvalidArgumentError(absl::StrCat(why...));
   };
-  if (config.world < 1) return refuse("world is ", config.world, "; it is >= 1");
-  if (config.rank < 0 || config.rank >= config.world) {
-    return refuse("rank is ", config.rank, "; it is in [0, ", config.world, ")");
-  }
-  if (config.update_world != 1 && config.update_world != config.world) {
-    return refuse("update_world is ", config.update_world, "; it is 1 or ", config.world);
+  for (const Membership& member : config.communicators) {
+    if (member.world < 1) return refuse("world is ", member.world, "; it is >= 1");
+    if (member.rank < 0 || member.rank >= member.world) {
+      return refuse("rank is ", member.rank, "; it is in [0, ", member.world, ")");
+    }
   }
   if (config.bucket_elems < 1 || config.bucket_elems > kMaxPieceElems) {
     return refuse("bucket_elems is ", config.bucket_elems, "; it is in [1, 2^61]");
@@ -43,8 +42,10 @@ absl::Status CheckConfig(const LayoutConfig& config) {
 }
 
 bool BelongsTo(const FlatSpace& space, const ParameterSpec& parameter) {
-  return space.dtype == parameter.dtype && space.communicator == parameter.communicator &&
-         space.norm_weight == parameter.norm_weight && space.frozen == parameter.frozen;
+  return space.owner < 0 && !parameter.atomic && space.dtype == parameter.dtype &&
+         space.communicator == parameter.communicator &&
+         space.norm_weight == parameter.norm_weight && space.mean_ranks == parameter.mean_ranks &&
+         space.frozen == parameter.frozen;
 }
 
 FlatSpace EmptySpace(UnitId unit, const ParameterSpec& like) {
@@ -52,12 +53,15 @@ FlatSpace EmptySpace(UnitId unit, const ParameterSpec& like) {
           .dtype = like.dtype,
           .communicator = like.communicator,
           .norm_weight = like.norm_weight,
+          .mean_ranks = like.mean_ranks,
           .frozen = like.frozen,
+          .owner = like.atomic ? 0 : -1,  // any; see ChooseOwner
           .elems = 0,
           .parameter_offset_bytes = -1,
           .gradient_offset_bytes = -1,
           .first_bucket = 0,
           .bucket_count = 0,
+          .bucket_elems = 0,
           .held_elems = 0,
           .parameters = {}};
 }
@@ -121,6 +125,12 @@ absl::StatusOr<Layout> Layout::Create(const LayoutConfig& config,
                                       std::span<const UnitSpec> units) {
   ZH_RETURN_IF_ERROR(CheckConfig(config));
   ZH_ASSIGN_OR_RETURN(const CheckedInput input, CheckInput(parameters, units));
+  for (const ParameterSpec& parameter : parameters) {
+    if (parameter.communicator < std::ssize(config.communicators)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter \"", parameter.name, "\" has communicator ", parameter.communicator,
+                     ", but ", config.communicators.size(), " are given; give one for it"));
+  }
   Layout layout;
   layout.config_ = config;
   layout.config_.bucket_elems = AlignUp(config.bucket_elems, kBlockElems);
@@ -167,11 +177,17 @@ void Layout::PlaceUnit(UnitId unit, const CheckedInput& input,
 
 absl::Status Layout::CutBuckets() {
   for (FlatSpace& space : spaces_) {
+    const int64_t world = config_.communicators[space.communicator].world;
     space.elems = AlignUp(space.elems, kBlockElems);
+    if (space.owner >= 0) ChooseOwner(space);
+    space.bucket_elems = space.owner < 0
+                             ? config_.bucket_elems
+                             : kBlockElems * CeilDiv(config_.bucket_elems / kBlockElems, world);
     space.first_bucket = bucket_count_;
-    space.bucket_count = CeilDiv(space.elems, config_.bucket_elems);
+    space.bucket_count = CeilDiv(space.elems, space.bucket_elems);
     bucket_count_ += space.bucket_count;
-    const int64_t records = CeilDiv(space.elems, config_.record_elems) / config_.update_world;
+    const int64_t sharers = config_.shard_update && space.owner < 0 ? world : 1;
+    const int64_t records = CeilDiv(space.elems, config_.record_elems) / sharers;
     if (bucket_count_ > kMaxPieces || records > kMaxPieces) {
       return absl::InvalidArgumentError(
           absl::StrCat("bucket_elems ", config_.bucket_elems, " and record_elems ",
@@ -181,6 +197,15 @@ absl::Status Layout::CutBuckets() {
     }
   }
   return absl::OkStatus();
+}
+
+void Layout::ChooseOwner(FlatSpace& space) {
+  owned_elems_.resize(config_.communicators.size());
+  std::vector<int64_t>& owned = owned_elems_[space.communicator];
+  owned.resize(config_.communicators[space.communicator].world);
+  const auto least = std::ranges::min_element(owned);
+  *least += space.elems;
+  space.owner = static_cast<int>(least - owned.begin());
 }
 
 void Layout::PlaceArenas() {
@@ -226,8 +251,9 @@ void Layout::CutRecords(int32_t space) {
 }
 
 Bucket Layout::BucketIn(int32_t space, int64_t index) const {
-  const int64_t begin = (index - spaces_[space].first_bucket) * config_.bucket_elems;
-  return {space, index, {begin, std::min(begin + config_.bucket_elems, spaces_[space].elems)}};
+  const FlatSpace& flat = spaces_[space];
+  const int64_t begin = (index - flat.first_bucket) * flat.bucket_elems;
+  return {space, index, {begin, std::min(begin + flat.bucket_elems, flat.elems)}};
 }
 
 Bucket Layout::BucketAt(int64_t index) const {
@@ -238,8 +264,12 @@ Bucket Layout::BucketAt(int64_t index) const {
   return BucketIn(static_cast<int32_t>(after - spaces_.begin()) - 1, index);
 }
 
-Range Layout::ShardOf(const Bucket& bucket, int rank, int world) const {
+Range Layout::ShardOf(const Bucket& bucket, int rank) const {
+  const int world = MembershipIn(bucket.space).world;
   ZH_CHECK(rank >= 0 && rank < world, rank, world);
+  const int owner = spaces_[bucket.space].owner;
+  if (owner >= 0)
+    return {bucket.range.begin, owner == rank ? bucket.range.end : bucket.range.begin};
   const int64_t blocks = bucket.range.size() / kBlockElems;
   const int64_t part = (rank + bucket.index) % world;
   // floor(blocks * i / world), without the product that may not fit.
@@ -252,10 +282,11 @@ Range Layout::ShardOf(const Bucket& bucket, int rank, int world) const {
 int64_t Layout::MaxShardElems() const {
   int64_t longest = 0;
   for (const FlatSpace& space : spaces_) {
-    if (space.bucket_count > 0) longest = std::max(longest, space.elems);
+    const int64_t blocks = std::min(space.elems, space.bucket_elems) / kBlockElems;
+    const int sharers = space.owner < 0 ? config_.communicators[space.communicator].world : 1;
+    longest = std::max(longest, kBlockElems * CeilDiv(blocks, sharers));
   }
-  const int64_t blocks = std::min(longest, config_.bucket_elems) / kBlockElems;
-  return kBlockElems * CeilDiv(blocks, config_.world);
+  return longest;
 }
 
 }  // namespace zerohold::layout

@@ -3,16 +3,18 @@
 // are listed.
 //
 // Invariants:
-//  1. A unit's parameters of one dtype, communicator, norm_weight and frozenness form one flat
-//  space, in
-//     the unit's order; each begins at a multiple of 64 elements, the space ends at a multiple of
-//     256.
+//  1. A unit's parameters of one dtype, communicator, norm_weight, mean_ranks and frozenness form
+//     one flat space, in the unit's order, but for atomic ones, which have one each; each begins at
+//     a multiple of 64 elements, the space ends at a multiple of 256.
 //  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples
 //  of 256.
-//  3. The shards of a bucket are disjoint and cover it, each in one piece, evenly; a shard may be
-//  empty. Which
-//     rank has which part turns by one from bucket to bucket, so that buckets with fewer blocks
-//     than ranks do not all fall to the same rank: shards need not ascend with the rank.
+//  3. The shards of a bucket, one for each rank of its communicator, are disjoint and cover it,
+//  each
+//     in one piece, evenly; a shard may be empty. Which rank has which part turns by one from
+//     bucket to bucket, so that buckets with fewer blocks than ranks do not all fall to the same
+//     rank: shards need not ascend with the rank. All buckets of an atomic parameter fall to one
+//     rank, the one with the fewest such elements so far; they are as short as other buckets'
+//     shards, so that staging does not grow.
 //  4. Records cut the concatenation of this rank's update ranges in a flat space every
 //  record_elems.
 //  5. In the arenas, units whose memory stays lie end to end from 0; each of the others begins at a
@@ -55,13 +57,16 @@ struct FlatSpace {
   DType dtype;
   int communicator;
   double norm_weight;
+  int mean_ranks;
   bool frozen;
+  int owner;                       // of an atomic parameter: a rank of the communicator; else -1
   int64_t elems;                   // padded to 256
   int64_t parameter_offset_bytes;  // in the arena of parameters
   int64_t gradient_offset_bytes;   // in the arena of gradients; -1 when frozen
   int64_t first_bucket;            // index over all spaces
   int64_t bucket_count;
-  int64_t held_elems;  // of this rank's update ranges, all of them
+  int64_t bucket_elems;  // of each but the last
+  int64_t held_elems;    // of this rank's update ranges, all of them
   std::vector<FlatParameter> parameters;
 };
 
@@ -85,11 +90,16 @@ struct Record {
   std::vector<RecordPiece> pieces;
 };
 
-struct LayoutConfig {
+// One rank among those of a communicator.
+struct Membership {
   int world = 1;
   int rank = 0;
-  // How many ways the update is sharded: world, or 1 when every rank updates everything (stage 0).
-  int update_world = 1;
+};
+
+struct LayoutConfig {
+  std::vector<Membership> communicators = {{}};
+  // Each rank updates its shards; else everything (stage 0).
+  bool shard_update = true;
   int64_t bucket_elems = int64_t{1} << 20;    // rounded up to a multiple of 256
   int64_t record_elems = int64_t{256} << 10;  // rounded up to a multiple of 256
   // Which units have memory only while they need it: parameters of all with at least
@@ -135,13 +145,20 @@ class Layout {
 
   int64_t bucket_count() const { return bucket_count_; }
   Bucket BucketAt(int64_t index) const;  // O(log spaces)
-  // The part of a bucket that `rank` owns when it is cut `world` ways.
-  Range ShardOf(const Bucket& bucket, int rank, int world) const;
+  // Among the ranks that hold the space.
+  const Membership& MembershipIn(int32_t space) const {
+    return config_.communicators[spaces_[space].communicator];
+  }
+  // The part of a bucket that a rank of its communicator owns; this rank's.
+  Range ShardOf(const Bucket& bucket, int rank) const;
+  Range OwnShardOf(const Bucket& bucket) const {
+    return ShardOf(bucket, MembershipIn(bucket.space).rank);
+  }
   // This rank's update ranges of a space, end to end: where the bucket's begins among them, and its
   // range.
   int64_t HeldBegin(const Bucket& bucket) const { return held_begin_[bucket.index]; }
   Range HeldOf(const Bucket& bucket) const {
-    return ShardOf(bucket, config_.update_world == 1 ? 0 : config_.rank, config_.update_world);
+    return config_.shard_update ? OwnShardOf(bucket) : bucket.range;
   }
   // The longest shard of any bucket, elements; sizes staging.
   int64_t MaxShardElems() const;
@@ -164,6 +181,7 @@ class Layout {
  private:
   void PlaceUnit(UnitId unit, const CheckedInput& input, std::span<const ParameterSpec> parameters);
   absl::Status CutBuckets();
+  void ChooseOwner(FlatSpace& space);
   void PlaceArenas();
   void CutRecords(int32_t space);
   Bucket BucketIn(int32_t space, int64_t index) const;
@@ -173,6 +191,7 @@ class Layout {
   std::vector<UnitPlace> units_;
   std::vector<Place> places_;
   std::vector<Record> records_;
+  std::vector<std::vector<int64_t>> owned_elems_;  // atomic ones, by communicator and rank
   int64_t bucket_count_ = 0;
   std::vector<int64_t> held_begin_;  // by bucket
   int64_t parameter_arena_bytes_ = 0;
@@ -184,9 +203,10 @@ class Layout {
   int64_t total_elems_ = 0;
 };
 
-// One line per parameter and per unit, in order, with all that must agree over ranks;
-// rank-independent. Two ranks whose lines differ must not work together, and the first differing
-// line says why.
-std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units);
+// One line per parameter of a communicator, and per unit that has one, in order, with all that must
+// agree over its ranks; rank-independent. Two ranks whose lines differ must not work together, and
+// the first differing line says why.
+std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units,
+                     int communicator);
 
 }  // namespace zerohold::layout

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kUnits = 4;
 
-layout::Layout MakeLayout(int update_world) {
+layout::Layout MakeLayout(int world, bool shard_update) {
   std::vector<ParameterSpec> parameters;
   std::vector<UnitSpec> units;
   for (int i = 0; i < kUnits; ++i) {
@@ -23,8 +23,8 @@ layout::Layout MakeLayout(int update_world) {
     units.push_back({absl::StrCat("u", i), {name}, {}});
   }
   layout::LayoutConfig config;
-  config.world = 2;
-  config.update_world = update_world;
+  config.communicators = {{world, 0}};
+  config.shard_update = shard_update;
   config.bucket_elems = 512;
   config.record_elems = 256;
   return layout::Layout::Create(config, parameters, units).value();
@@ -87,15 +87,16 @@ class Recorder : public StepActions {
 };
 
 struct Case {
-  PlanInput input;
+  int world;
+  bool shard_update;
   bool apply;
   std::vector<uint8_t> present;
 };
 
 void Play(const Case& which, uint32_t seed) {
   std::mt19937 random(seed);
-  const layout::Layout layout = MakeLayout(which.input.gather_parameters ? 2 : 1);
-  const StepPlan plan = BuildStepPlan(layout, which.input);
+  const layout::Layout layout = MakeLayout(which.world, which.shard_update);
+  const StepPlan plan = BuildStepPlan(layout, false);
   Recorder recorder(plan);
   Step step(plan, kUnits, recorder);
   std::vector<UnitId> to_report = {0, 1, 2, 3};
@@ -130,21 +131,10 @@ void Play(const Case& which, uint32_t seed) {
 
 TEST(Step, AnyOrderOfCompletionsEndsRight) {
   const std::vector<Case> cases = {
-      {{.finish_sums = false, .gather_gradients = true, .gather_parameters = false},
-       true,
-       {1, 1, 1, 1}},
-      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = true},
-       true,
-       {1, 1, 1, 1}},
-      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = true},
-       true,
-       {0, 1, 0, 1}},
-      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = true},
-       false,
-       {1, 1, 1, 1}},
-      {{.finish_sums = false, .gather_gradients = false, .gather_parameters = false},
-       true,
-       {1, 0, 1, 1}},
+      {2, false, true, {1, 1, 1, 1}},  // gradients are gathered
+      {2, true, true, {1, 1, 1, 1}},   // parameters
+      {2, true, true, {0, 1, 0, 1}},  {2, true, false, {1, 1, 1, 1}},
+      {1, true, true, {1, 0, 1, 1}},  // nothing
   };
   for (const Case& which : cases) {
     for (uint32_t seed = 0; seed < 200; ++seed) Play(which, seed);
@@ -152,9 +142,8 @@ TEST(Step, AnyOrderOfCompletionsEndsRight) {
 }
 
 TEST(Step, NothingStartsBeforeAUnitReports) {
-  const layout::Layout layout = MakeLayout(2);
-  const StepPlan plan = BuildStepPlan(
-      layout, {.finish_sums = false, .gather_gradients = false, .gather_parameters = true});
+  const layout::Layout layout = MakeLayout(2, true);
+  const StepPlan plan = BuildStepPlan(layout, false);
   Recorder recorder(plan);
   Step step(plan, kUnits, recorder);
   step.BeginRound(Round::kFinal);
@@ -169,9 +158,8 @@ TEST(Step, NothingStartsBeforeAUnitReports) {
 }
 
 TEST(StepPlan, ReadsAsALineAnOperation) {
-  const layout::Layout layout = MakeLayout(2);
-  const StepPlan plan = BuildStepPlan(
-      layout, {.finish_sums = false, .gather_gradients = false, .gather_parameters = true});
+  const layout::Layout layout = MakeLayout(2, true);
+  const StepPlan plan = BuildStepPlan(layout, false);
   const std::vector<UnitSpec> units = {
       {"u0", {}, {}}, {"u1", {}, {}}, {"u2", {}, {}}, {"u3", {}, {}}};
   const std::string text = ToString(plan, units);

@@ -21,7 +21,7 @@ TEST(PartitioningCases, PAR_02) {
     std::vector<Range>& table = tables.emplace_back();
     for (int64_t bucket = 0; bucket < layout.bucket_count(); ++bucket) {
       for (int owner = 0; owner < kWorld; ++owner) {
-        table.push_back(layout.ShardOf(layout.BucketAt(bucket), owner, kWorld));
+        table.push_back(layout.ShardOf(layout.BucketAt(bucket), owner));
       }
     }
     for (const Record& record : layout.records()) updated += record.elems;
@@ -42,7 +42,7 @@ TEST(PartitioningCases, PAR_04) {
   EXPECT_EQ(layout.PlaceOf(1).range, (Range{64, 64}));
   EXPECT_EQ(layout.PlaceOf(2).range, (Range{64, 88}));
   EXPECT_EQ(layout.total_elems(), 32);
-  EXPECT_THAT(Describe(parameters, OneUnit(parameters)), testing::HasSubstr("\"b\" [0, 8] "));
+  EXPECT_THAT(Describe(parameters, OneUnit(parameters), 0), testing::HasSubstr("\"b\" [0, 8] "));
 }
 
 // Scatters a flat space into the ranks' records, gathers it again and compares the tensors.

@@ -21,7 +21,8 @@ TEST(Layout, PartsOfAUnitThatDifferGetSpacesInOrderOfAppearance) {
   parameters[3].frozen = true;
   parameters[4].norm_weight = 0.5;
   parameters[5].communicator = 1;
-  const Layout layout = MakeLayout({}, parameters, OneUnit(parameters));
+  const Layout layout =
+      MakeLayout({.communicators = {{}, {}}}, parameters, OneUnit(parameters));
   const auto spaces = layout.spaces();
   ASSERT_EQ(spaces.size(), 5u);
   EXPECT_EQ(layout.SpacesOf(0), std::make_pair(0, 5));
@@ -92,8 +93,8 @@ TEST(Layout, SmallBucketsSpreadOverTheRanks) {
 TEST(Layout, PiecesThatTouchAreOne) {
   const std::vector<ParameterSpec> parameters = {Parameter("a", {256 * 64})};
   LayoutConfig config;
-  config.world = 4;
-  config.rank = 3;  // stage 0: every rank updates everything
+  config.communicators = {{4, 3}};
+  config.shard_update = false;  // stage 0
   config.bucket_elems = 512;
   config.record_elems = 1 << 20;
   const Layout whole = MakeLayout(config, parameters, OneUnit(parameters));
@@ -114,14 +115,15 @@ TEST(Layout, SizesAreRoundedUpToBlocks) {
 TEST(Layout, RefusesAConfigThatIsNone) {
   const auto refused = [](auto change) {
     LayoutConfig config;
-    config.world = config.update_world = 2;
+    config.communicators = {{2, 0}, {1, 0}};
     change(config);
     return std::string(Layout::Create(config, {}, {}).status().message());
   };
   using testing::HasSubstr;
-  EXPECT_THAT(refused([](LayoutConfig& c) { c.world = 0; }), HasSubstr("world is 0"));
-  EXPECT_THAT(refused([](LayoutConfig& c) { c.rank = 2; }), HasSubstr("rank is 2"));
-  EXPECT_THAT(refused([](LayoutConfig& c) { c.update_world = 3; }), HasSubstr("update_world is 3"));
+  EXPECT_THAT(refused([](LayoutConfig& c) { c.communicators[1].world = 0; }),
+              HasSubstr("world is 0"));
+  EXPECT_THAT(refused([](LayoutConfig& c) { c.communicators[0].rank = 2; }),
+              HasSubstr("rank is 2"));
   EXPECT_THAT(refused([](LayoutConfig& c) { c.bucket_elems = 0; }), HasSubstr("bucket_elems is 0"));
   EXPECT_THAT(refused([](LayoutConfig& c) { c.record_elems = INT64_MAX; }), HasSubstr("2^61"));
 }
@@ -187,9 +189,9 @@ TEST(Describe, HasALinePerParameterAndUnit) {
   std::vector<ParameterSpec> parameters = {Parameter("w", {5, 3}), Parameter("\n", {})};
   parameters[1].frozen = true;
   std::vector<UnitSpec> units = {{"head", {"w", "\n"}, {}}, {"tail", {}, {"w"}}};
-  EXPECT_EQ(Describe(parameters, units),
-            "parameter 0: \"w\" [5, 3] fp32 group 0 norm_weight 1 communicator 0\n"
-            "parameter 1: \"\\n\" [] fp32 group 0 frozen norm_weight 1 communicator 0\n"
+  EXPECT_EQ(Describe(parameters, units, 0),
+            "parameter 0: \"w\" [5, 3] fp32 group 0 norm_weight 1 mean_ranks 0\n"
+            "parameter 1: \"\\n\" [] fp32 group 0 frozen norm_weight 1 mean_ranks 0\n"
             "unit 0: \"head\" holds \"w\" \"\\n\"\n"
             "unit 1: \"tail\" holds nothing uses \"w\"\n");
 }
@@ -209,6 +211,8 @@ TEST(Describe, ShowsEveryDifference) {
       [](auto& p, auto&) { p[0].frozen = true; },
       [](auto& p, auto&) { p[0].norm_weight = std::nextafter(1.0, 2.0); },
       [](auto& p, auto&) { p[0].communicator = 1; },
+      [](auto& p, auto&) { p[0].mean_ranks = 1; },
+      [](auto& p, auto&) { p[0].atomic = true; },
       [](auto& p, auto&) { std::swap(p[0], p[1]); },
       [](auto& p, auto&) { p.pop_back(); },
       [](auto&, auto& u) { u[0].name = "w"; },
@@ -222,9 +226,41 @@ TEST(Describe, ShowsEveryDifference) {
     std::vector<ParameterSpec> p = parameters;
     std::vector<UnitSpec> u = units;
     changes[i](p, u);
-    const auto [known, fresh] = seen.emplace(Describe(p, u), i);
+    const auto [known, fresh] = seen.emplace(Describe(p, u, 0), i);
     EXPECT_TRUE(fresh) << "changes " << known->second << " and " << i << " look alike";
   }
+}
+
+// Ranks need only agree on what they share.
+TEST(Describe, LeavesOutOtherCommunicators) {
+  std::vector<ParameterSpec> parameters = {Parameter("dense", {4}), Parameter("expert", {4})};
+  parameters[1].communicator = 1;
+  const std::vector<UnitSpec> units = {{"block", {"dense", "expert"}, {}}, {"e", {}, {"expert"}}};
+  EXPECT_EQ(Describe(parameters, units, 0),
+            "parameter 0: \"dense\" [4] fp32 group 0 norm_weight 1 mean_ranks 0\n"
+            "unit 0: \"block\" holds \"dense\"\n");
+  EXPECT_EQ(Describe(parameters, units, 1),
+            "parameter 0: \"expert\" [4] fp32 group 0 norm_weight 1 mean_ranks 0\n"
+            "unit 0: \"block\" holds \"expert\"\n"
+            "unit 1: \"e\" holds nothing uses \"expert\"\n");
+}
+
+// Owners are spread by what they have so far, in the order of the units.
+TEST(Layout, AtomicParametersHaveOneOwnerEach) {
+  std::vector<ParameterSpec> parameters = {Parameter("a", {3000}), Parameter("b", {1000}),
+                                           Parameter("c", {1000}), Parameter("d", {500})};
+  for (ParameterSpec& parameter : parameters) parameter.atomic = true;
+  LayoutConfig config = Sharded(2, 1);
+  config.bucket_elems = 1024;
+  const Layout layout = MakeLayout(config, parameters, OneUnit(parameters));
+  ASSERT_EQ(layout.spaces().size(), 4u);
+  std::vector<int> owners;
+  for (const FlatSpace& space : layout.spaces()) owners.push_back(space.owner);
+  EXPECT_EQ(owners, (std::vector<int>{0, 1, 1, 1}));
+  EXPECT_EQ(layout.spaces()[0].bucket_count, 6);
+  EXPECT_EQ(layout.spaces()[0].held_elems, 0);
+  EXPECT_EQ(layout.spaces()[1].held_elems, layout.spaces()[1].elems);
+  EXPECT_EQ(layout.MaxShardElems(), 512);
 }
 
 // Framed units begin on frames of their own, behind those that stay; the arithmetic of spaces,
@@ -256,9 +292,9 @@ TEST(Layout, FramedUnitsBeginOnFrames) {
 
 TEST(Layout, HeldRangesLieEndToEnd) {
   const std::vector<ParameterSpec> parameters = {Parameter("a", {10000}), Parameter("b", {3000})};
-  const Layout layout = MakeLayout(
-      {.world = 3, .rank = 1, .update_world = 3, .bucket_elems = 2048, .record_elems = 512},
-      parameters, OneUnit(parameters));
+  const Layout layout =
+      MakeLayout({.communicators = {{3, 1}}, .bucket_elems = 2048, .record_elems = 512}, parameters,
+                 OneUnit(parameters));
   int64_t held = 0;
   for (int64_t i = 0; i < layout.bucket_count(); ++i) {
     const Bucket bucket = layout.BucketAt(i);

@@ -30,8 +30,7 @@ inline std::vector<UnitSpec> OneUnit(const std::vector<ParameterSpec>& parameter
 
 inline LayoutConfig Sharded(int world, int rank) {
   LayoutConfig config;
-  config.world = config.update_world = world;
-  config.rank = rank;
+  config.communicators = {{world, rank}};
   return config;
 }
 

@@ -35,6 +35,8 @@ class RandomModel : public testing::TestWithParam<int> {
     parameter.frozen = random_() % 5 == 0;
     parameter.norm_weight = Pick<double>({1, 1, 1, 0.5});
     parameter.communicator = Pick<int>({0, 0, 0, 1});
+    parameter.mean_ranks = Pick<int>({0, 0, 0, 8});
+    parameter.atomic = random_() % 5 == 0;
     return parameter;
   }
 
@@ -48,8 +50,9 @@ class RandomModel : public testing::TestWithParam<int> {
       model.units[random_() % model.units.size()].parameters.push_back(name);
     }
     for (UnitSpec& unit : model.units) std::ranges::shuffle(unit.parameters, random_);
-    model.config.world = Pick<int>({1, 2, 3, 4, 5, 7, 8, 13, 64});
-    model.config.update_world = Pick<int>({1, model.config.world});
+    model.config.communicators = {{Pick<int>({1, 2, 3, 4, 5, 7, 8, 13, 64})},
+                                  {Pick<int>({1, 2, 3})}};
+    model.config.shard_update = Pick<int>({0, 1}) == 1;
     model.config.bucket_elems = Pick<int64_t>({1, 256, 300, 1024, 4097, int64_t{1} << 20});
     model.config.record_elems = Pick<int64_t>({1, 512, 1000, 10000, int64_t{1} << 18});
     return model;
@@ -57,8 +60,14 @@ class RandomModel : public testing::TestWithParam<int> {
 
   Layout Plan(const Model& model, int rank) {
     LayoutConfig config = model.config;
-    config.rank = rank;
+    for (Membership& member : config.communicators) member.rank = rank % member.world;
     return MakeLayout(config, model.parameters, model.units);
+  }
+
+  // Every rank of a communicator is among them; where every rank updates everything, one is enough.
+  static constexpr int kRanks = 64;
+  static bool Counts(const Layout& layout, int32_t space, int rank) {
+    return rank < (layout.config().shard_update ? layout.MembershipIn(space).world : 1);
   }
 
   std::mt19937_64 random_{static_cast<uint64_t>(GetParam())};
@@ -125,28 +134,35 @@ TEST_P(RandomModel, SpacesDoNotOverlapInTheArenas) {
 // Buckets one after the other cut every space; shards cut every bucket.
 TEST_P(RandomModel, BucketsAndShardsCoverOnce) {
   const Layout layout = Plan(MakeModel(), 0);
-  const int world = layout.config().world;
   int64_t index = 0;
   int64_t longest = 0;
   for (size_t s = 0; s < layout.spaces().size(); ++s) {
     const FlatSpace& space = layout.spaces()[s];
     ASSERT_EQ(space.first_bucket, index);
     const int64_t elems = space.elems;
-    for (int64_t begin = 0; begin < elems; begin += layout.config().bucket_elems, ++index) {
+    const int world = layout.MembershipIn(static_cast<int32_t>(s)).world;
+    // Where one rank has all of a bucket, buckets are as short as shards elsewhere.
+    const int64_t blocks = layout.config().bucket_elems / kBlockElems;
+    const int64_t sharers = space.owner < 0 ? 1 : world;
+    ASSERT_EQ(space.bucket_elems, (blocks + sharers - 1) / sharers * kBlockElems);
+    for (int64_t begin = 0; begin < elems; begin += space.bucket_elems, ++index) {
       const Bucket bucket = layout.BucketAt(index);
       ASSERT_EQ(bucket.space, static_cast<int32_t>(s));
       ASSERT_EQ(bucket.index, index);
-      const int64_t end = std::min(elems, begin + layout.config().bucket_elems);
+      const int64_t end = std::min(elems, begin + space.bucket_elems);
       ASSERT_EQ(bucket.range, (Range{begin, end}));
       std::vector<Range> shards;
-      for (int rank = 0; rank < world; ++rank)
-        shards.push_back(layout.ShardOf(bucket, rank, world));
+      for (int rank = 0; rank < world; ++rank) shards.push_back(layout.ShardOf(bucket, rank));
       std::ranges::sort(shards, {}, [](const Range& r) { return std::pair(r.begin, r.end); });
       int64_t covered = begin;
       for (const Range& shard : shards) {
         ASSERT_EQ(shard.begin, covered);
         ASSERT_EQ(shard.begin % kBlockElems, 0);
-        ASSERT_LE(std::abs(shard.size() - shards[0].size()), kBlockElems);
+        if (space.owner < 0) {
+          ASSERT_LE(std::abs(shard.size() - shards[0].size()), kBlockElems);
+        } else {
+          ASSERT_TRUE(shard.size() == 0 || shard == bucket.range) << "in one piece, on one rank";
+        }
         longest = std::max(longest, shard.size());
         covered = shard.end;
       }
@@ -161,16 +177,15 @@ TEST_P(RandomModel, BucketsAndShardsCoverOnce) {
 // everything.
 TEST_P(RandomModel, RecordsCoverWhatIsUpdated) {
   const Model model = MakeModel();
-  const int ranks = model.config.update_world;
   std::vector<std::vector<int>> owners;  // of each block of each space
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < kRanks; ++rank) {
     const Layout layout = Plan(model, rank);
     owners.resize(layout.spaces().size());
     std::vector<int64_t> taken(owners.size());             // elements of records so far, by space
     std::vector<std::vector<int64_t>> own(owners.size());  // first elements of own blocks, in order
     for (int64_t index = 0; index < layout.bucket_count(); ++index) {
       const Bucket bucket = layout.BucketAt(index);
-      const Range shard = layout.ShardOf(bucket, rank, ranks);
+      const Range shard = layout.HeldOf(bucket);
       if (layout.spaces()[bucket.space].frozen) continue;
       for (int64_t at = shard.begin; at < shard.end; at += kBlockElems)
         own[bucket.space].push_back(at);
@@ -188,7 +203,7 @@ TEST_P(RandomModel, RecordsCoverWhatIsUpdated) {
         last_end = piece.range.end;
         for (int64_t at = piece.range.begin; at < piece.range.end; at += kBlockElems) {
           ASSERT_EQ(at, own[record.space].at((done + offset) / kBlockElems));
-          ++owners[record.space][at / kBlockElems];
+          if (Counts(layout, record.space, rank)) ++owners[record.space][at / kBlockElems];
           offset += kBlockElems;
         }
       }
@@ -211,7 +226,7 @@ TEST_P(RandomModel, RecordsCoverWhatIsUpdated) {
 TEST_P(RandomModel, OnlyRecordsDependOnTheRank) {
   const Model model = MakeModel();
   const Layout a = Plan(model, 0);
-  const Layout b = Plan(model, model.config.world - 1);
+  const Layout b = Plan(model, kRanks - 1);
   ASSERT_EQ(a.spaces().size(), b.spaces().size());
   for (size_t s = 0; s < a.spaces().size(); ++s) {
     EXPECT_EQ(a.spaces()[s].elems, b.spaces()[s].elems);
@@ -220,12 +235,14 @@ TEST_P(RandomModel, OnlyRecordsDependOnTheRank) {
   }
   ASSERT_EQ(a.bucket_count(), b.bucket_count());
   for (int64_t i = 0; i < a.bucket_count(); ++i) {
-    const int rank = static_cast<int>(i % a.config().world);
-    EXPECT_EQ(a.ShardOf(a.BucketAt(i), rank, a.config().world),
-              b.ShardOf(b.BucketAt(i), rank, b.config().world));
+    const Bucket bucket = a.BucketAt(i);
+    const int rank = static_cast<int>(i % a.MembershipIn(bucket.space).world);
+    EXPECT_EQ(a.ShardOf(bucket, rank), b.ShardOf(b.BucketAt(i), rank));
   }
   const Model copy = model;
-  EXPECT_EQ(Describe(model.parameters, model.units), Describe(copy.parameters, copy.units));
+  for (const int c : {0, 1}) {
+    EXPECT_EQ(Describe(model.parameters, model.units, c), Describe(copy.parameters, copy.units, c));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomModel, testing::Range(0, 150));
