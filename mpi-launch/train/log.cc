@@ -19,20 +19,24 @@ Status Log::Open(const std::string& path) {
 
 void Log::AddStep(int64_t step, const StepReport& report, double tokens_per_s) {
   if (path_.empty()) return;
-  const Json line = {{"step", step},
-                     {"loss", report.loss},
-                     {"grad_norm", report.grad_norm},
-                     {"learning_rate", report.learning_rate},
-                     {"applied", report.applied},
-                     {"loss_scale", report.loss_scale},
-                     {"tokens_per_s", tokens_per_s}};
+  Json line = {{"step", step},
+               {"loss", report.loss},
+               {"grad_norm", report.grad_norm},
+               {"learning_rate", report.learning_rate},
+               {"applied", report.applied},
+               {"loss_scale", report.loss_scale},
+               {"tokens_per_s", tokens_per_s}};
+  if (report.evaluation_loss) line["evaluation_loss"] = *report.evaluation_loss;
   out_ << line.dump() << std::endl;  // flushed: others may be following
 }
 
-void Log::AddFinal(int64_t steps, double loss, const std::string& parameters_hash) {
+void Log::AddFinal(const RunReport& run) {
   if (path_.empty()) return;
-  const Json line = {
-      {"final", true}, {"steps", steps}, {"loss", loss}, {"parameters_hash", parameters_hash}};
+  const Json line = {{"final", true},
+                     {"steps", run.steps},
+                     {"skipped", run.skipped},
+                     {"loss", run.loss},
+                     {"parameters_hash", run.parameters_hash}};
   out_ << line.dump() << std::endl;
 }
 

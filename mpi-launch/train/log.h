@@ -10,12 +10,20 @@
 
 namespace zerohold::train {
 
+// What a whole run came to.
+struct RunReport {
+  int64_t steps = 0;
+  int64_t skipped = 0;  // of them
+  double loss = 0;      // of the last
+  std::string parameters_hash;
+};
+
 class Log {
  public:
   // "" writes nowhere. Errors: InvalidArgument naming the path and the mend.
   Status Open(const std::string& path);
   void AddStep(int64_t step, const StepReport& report, double tokens_per_s);
-  void AddFinal(int64_t steps, double loss, const std::string& parameters_hash);
+  void AddFinal(const RunReport& run);
   // DataLoss if not all could be written.
   Status Close();
 

@@ -21,6 +21,7 @@
 #include "mpi-launch/train/options.h"
 #include "mpi-launch/train/progress.h"
 #include "mpi-launch/train/trainer.h"
+#include "zerohold/explain_faults.h"
 #include "zerohold/mpi.h"
 
 namespace zerohold::train {
@@ -49,11 +50,11 @@ StatusOr<Corpus> ReadCorpus(const Options& options) {
 void Introduce(const Job& job) {
   const Options& o = job.options;
   std::printf(
-      "zh-train: %d rank%s, optimizer %s, %.2f M parameters in %zu units\n"
+      "zh-train: %d rank%s, optimizer %s, %.2f M parameters of %s in %zu units\n"
       "a step is %lld samples of %lld bytes\n"
       "text: %lld files, %zu bytes, unigram entropy %.4f nats a byte\n",
       job.world, job.world == 1 ? "" : "s", o.optimizer.c_str(),
-      static_cast<double>(job.model.elems()) / 1e6, job.model.units().size(),
+      static_cast<double>(job.model.elems()) / 1e6, o.dtype.c_str(), job.model.units().size(),
       static_cast<long long>(o.micro_batch * o.accumulate * job.world),
       static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());
@@ -76,15 +77,33 @@ bool IsBroken(const Status& status) {
   return absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
 }
 
+StatusOr<StepReport> StepAndEvaluate(const Options& options, Trainer& trainer, int64_t step) {
+  StatusOr<StepReport> report = trainer.Step(step);
+  if (!report.ok() || options.evaluate_every == 0) return report;
+  if (step % options.evaluate_every != 0) return report;
+  const StatusOr<double> loss = trainer.Evaluate();
+  if (!loss.ok()) return loss.status();
+  report->evaluation_loss = *loss;
+  return report;
+}
+
 StatusOr<StepReport> StepOrAbandon(const Job& job, Trainer& trainer, int64_t step) {
   const std::string when = "step " + std::to_string(step);
   try {
-    StatusOr<StepReport> report = trainer.Step(step);
+    StatusOr<StepReport> report = StepAndEvaluate(job.options, trainer, step);
     if (!IsBroken(report.status())) return report;
     Abandon(job.rank, when, std::string(report.status().message()));
   } catch (const std::exception& error) {
     Abandon(job.rank, when, error.what());
   }
+}
+
+void Conclude(const Job& job, const RunReport& run) {
+  const std::string skips =
+      run.skipped == 0 ? "" : " (" + std::to_string(run.skipped) + " of them skipped)";
+  std::printf("loss %.4f after %lld steps%s (unigram entropy %.4f), parameters_hash %s\n", run.loss,
+              static_cast<long long>(run.steps), skips.c_str(), job.corpus.UnigramEntropy(),
+              run.parameters_hash.c_str());
 }
 
 Status Train(const Job& job, Trainer& trainer, Log& log) {
@@ -93,24 +112,26 @@ Status Train(const Job& job, Trainer& trainer, Log& log) {
   const bool speaks = job.rank == 0;
   Progress progress(o.steps);
   const double tokens = static_cast<double>(o.micro_batch * o.accumulate * o.context * job.world);
-  double loss = 0;
+  RunReport run;
+  run.steps = o.steps;
   for (int64_t step = 1; step <= o.steps; ++step) {
     const Clock::time_point start = Clock::now();
     const StatusOr<StepReport> report = StepOrAbandon(job, trainer, step);
     if (!report.ok()) return report.status();
-    loss = report->loss;
+    run.loss = report->loss;
+    run.skipped += report->applied ? 0 : 1;
     if (!speaks) continue;
     const double tokens_per_s =
         tokens / std::chrono::duration<double>(Clock::now() - start).count();
     log.AddStep(step, *report, tokens_per_s);
-    progress.Show(step, loss, tokens_per_s);
+    progress.Show(step, *report, tokens_per_s);
   }
   const StatusOr<std::string> hash = trainer.ParametersHash();
   if (!hash.ok()) return hash.status();
+  run.parameters_hash = *hash;
   if (speaks) {
-    log.AddFinal(o.steps, loss, *hash);
-    std::printf("loss %.4f after %lld steps (unigram entropy %.4f), parameters_hash %s\n", loss,
-                static_cast<long long>(o.steps), job.corpus.UnigramEntropy(), hash->c_str());
+    log.AddFinal(run);
+    Conclude(job, run);
   }
   return absl::OkStatus();
 }
@@ -124,6 +145,7 @@ Status CheckTrace(const std::string& path) {
 
 // Gives the same status on every rank.
 Status Run(int argc, char** argv, Communicator& world) {
+  if (Status s = world.Agree(ExplainFaults()); !s.ok()) return s;
   const StatusOr<Options> options = ParseOptions(argc, argv);
   if (Status s = world.Agree(options.status()); !s.ok()) {
     return absl::IsCancelled(options.status()) ? options.status() : s;  // the help as it is

@@ -59,9 +59,14 @@ std::vector<ModelParameter> BlockParameters(const std::string& unit, const Optio
 }  // namespace
 
 Model::Model(const Options& options)
-    : heads_(options.heads), width_(options.width), recompute_(options.recompute) {
+    : heads_(options.heads),
+      width_(options.width),
+      recompute_(options.recompute),
+      compute_type_(options.WeightType() == DType::kBFloat16 ? torch::kBFloat16 : torch::kFloat32) {
   const int64_t context = options.context;
-  causal_mask_ = torch::full({context, context}, -std::numeric_limits<float>::infinity()).triu(1);
+  causal_mask_ = torch::full({context, context}, -std::numeric_limits<float>::infinity())
+                     .triu(1)
+                     .to(compute_type_);
   AddUnit("embedding", {{"embedding.tokens", {kVocabulary, width_}, 0, kDeviation},
                         {"embedding.positions", {context, width_}, 0, kDeviation}});
   for (int64_t layer = 0; layer < options.layers; ++layer) {
@@ -101,8 +106,8 @@ void Model::Initialize(size_t parameter, uint64_t seed, Tensor values) const {
   at::Generator generator = at::detail::createCPUGenerator(seed * 1'000'003 + parameter);
   if (p.deviation == 0) {
     values.fill_(p.mean);
-  } else {
-    values.normal_(p.mean, p.deviation, generator);
+  } else {  // drawn in fp32, so that those of 16 bits are its roundings
+    values.copy_(torch::empty(p.shape).normal_(p.mean, p.deviation, generator));
   }
 }
 
@@ -132,7 +137,8 @@ Tensor Model::Block(Weights w, const Tensor& input) const {
 
 Tensor Model::Head(Weights w, const Tensor& tied, const Tensor& x, const Tensor& targets) const {
   const Tensor logits = torch::linear(torch::layer_norm(x, {width_}, w[0], w[1]), tied);
-  return torch::cross_entropy_loss(logits.view({-1, kVocabulary}), targets.view({-1}));
+  return torch::cross_entropy_loss(logits.view({-1, kVocabulary}).to(torch::kFloat32),
+                                   targets.view({-1}));
 }
 
 Tensor Model::Loss(const std::vector<Tensor>& weights, const Batch& batch,
@@ -152,6 +158,7 @@ Tensor Model::Loss(const std::vector<Tensor>& weights, const Batch& batch,
       x = Block(w, x);
     }
     observer.AfterForward(unit);
+    if (!x.requires_grad()) continue;  // no backward pass follows
     x.register_hook([&observer, unit](const Tensor&) { observer.BeforeBackward(unit); });
   }
   return x;

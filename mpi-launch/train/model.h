@@ -61,11 +61,14 @@ class Model {
   // Only matrices decay.
   bool Decays(size_t parameter) const { return parameters_[parameter].shape.size() > 1; }
 
-  // Writes the first values, the same on every rank.
+  // What Loss computes in: fp32 for weights of fp16 too, since torch lacks half kernels for CPUs.
+  torch::ScalarType compute_type() const { return compute_type_; }
+
+  // Writes the first values, the same on every rank, in the type of `values`.
   void Initialize(size_t parameter, uint64_t seed, torch::Tensor values) const;
 
-  // The mean loss of a batch. `weights` has one tensor for each parameter and, as `observer`, must
-  // outlive the backward pass.
+  // The mean loss of a batch, in fp32. `weights` has one tensor of compute_type() for each
+  // parameter and, as `observer`, must outlive the backward pass.
   torch::Tensor Loss(const std::vector<torch::Tensor>& weights, const Batch& batch,
                      UnitObserver& observer) const;
 
@@ -83,6 +86,7 @@ class Model {
   int64_t heads_;
   int64_t width_;
   bool recompute_;
+  torch::ScalarType compute_type_;
   torch::Tensor causal_mask_;  // {context, context}: 0 on and below the diagonal, -inf above
   std::vector<ModelParameter> parameters_;
   std::vector<ModelUnit> units_;

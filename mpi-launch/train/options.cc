@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -22,15 +23,33 @@ Status CheckNotNegative(const char* flag, double value) {
   return Bad(std::string(flag) + " is " + std::to_string(value) + ": give 0 or more, finite");
 }
 
-Status CheckDType(const std::string& dtype) {
-  if (dtype == "fp32") return absl::OkStatus();
-  if (dtype == "bf16" || dtype == "fp16") {
-    return absl::UnimplementedError("--dtype " + dtype + " is not in this version: give fp32");
+// "fp32, bf16 or fp16".
+template <typename Words>
+std::string Listed(const Words& words) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 < words.size() ? ", " : " or ";
+    text += words[i];
   }
-  return Bad("--dtype " + dtype + " is unknown: give fp32, bf16 or fp16");
+  return text;
 }
 
-Status Check(const Options& o) {
+template <typename Words>
+Status CheckWord(const char* flag, const std::string& value, const Words& words) {
+  if (std::find(words.begin(), words.end(), value) != words.end()) return absl::OkStatus();
+  return Bad(std::string(flag) + " " + value + " is unknown: give " + Listed(words));
+}
+
+Status CheckWords(const Options& o) {
+  Status status = CheckWord("--dtype", o.dtype, kDTypes);
+  status.Update(CheckWord("--optimizer-rule", o.rule, kRules));
+  status.Update(CheckWord("--master", o.master, kMasters));
+  status.Update(CheckWord("--optimizer", o.optimizer, std::array{"zerohold", "torch"}));
+  status.Update(CheckWord("--instruction-set", o.instruction_set, kInstructionSets));
+  return status;
+}
+
+Status CheckCounts(const Options& o) {
   const struct {
     const char* flag;
     int64_t value;
@@ -45,35 +64,69 @@ Status Check(const Options& o) {
       {"--steps", o.steps, 1},
       {"--total-steps", o.total_steps, 0},
       {"--warmup", o.warmup, -1},
+      {"--evaluate-every", o.evaluate_every, 0},
+      {"--loss-scale-interval", o.loss_scale_interval, 1},
       {"--compute-threads", o.compute_threads, 1},
       {"--update-threads", o.update_threads, 0},
       {"--bucket-elems", o.bucket_elems, 1},
       {"--zero-stage", o.zero_stage, 0},
+      {"--persistence-threshold", o.persistence_threshold_elems, 0},
   };
   for (const auto& count : counts) {
     if (Status s = CheckAtLeast(count.flag, count.value, count.least); !s.ok()) return s;
   }
+  return absl::OkStatus();
+}
+
+Status CheckPrecision(const Options& o) {
+  if (o.master == "remainder" && o.dtype != "bf16") {
+    return Bad("--master remainder is what bf16 weights lack: give --dtype bf16");
+  }
+  constexpr std::array kWords = {"auto", "dynamic", "off"};
+  const bool is_word = std::find(kWords.begin(), kWords.end(), o.loss_scale) != kWords.end();
+  char* end = nullptr;
+  std::strtod(o.loss_scale.c_str(), &end);
+  if (!is_word && (o.loss_scale.empty() || *end != '\0')) {
+    return Bad("--loss-scale " + o.loss_scale + " is unknown: give auto, dynamic, off or a number");
+  }
+  const LossScaleOptions scale = o.LossScale(), defaults;
+  const bool tuned =
+      o.loss_scale_initial != defaults.initial || o.loss_scale_interval != defaults.growth_interval;
+  if (!tuned || (scale.enabled && scale.dynamic)) return absl::OkStatus();
+  return Bad(
+      "--loss-scale-initial and --loss-scale-interval are of a scale that changes: give "
+      "--loss-scale dynamic");
+}
+
+// What the reference has not got.
+Status CheckReference(const Options& o) {
+  const std::pair<const char*, bool> of_engine[] = {
+      {"--trace", !o.trace.empty()},      {"--dtype", o.dtype != "fp32"},
+      {"--master", o.master != "fp32"},   {"--optimizer-rule", o.rule != "adamw"},
+      {"--reproducible", o.reproducible}, {"--loss-scale", o.loss_scale != "auto"},
+      {"--momentum", o.momentum != 0},    {"--nesterov", o.nesterov},
+  };
+  for (const auto& [flag, given] : of_engine) {
+    if (!given || o.optimizer != "torch") continue;
+    return Bad(std::string(flag) + " is the engine's: give --optimizer zerohold");
+  }
+  return absl::OkStatus();
+}
+
+Status Check(const Options& o) {
+  if (Status s = CheckCounts(o); !s.ok()) return s;
   if (o.width % o.heads != 0) {
     return Bad("--width " + std::to_string(o.width) + " is no multiple of --heads " +
                std::to_string(o.heads) + ": give a width that the heads divide");
   }
-  if (Status s = CheckDType(o.dtype); !s.ok()) return s;
+  if (Status s = CheckWords(o); !s.ok()) return s;
   const std::pair<const char*, double> rates[] = {
       {"--learning-rate", o.learning_rate}, {"--weight-decay", o.weight_decay}, {"--clip", o.clip}};
   for (const auto& [flag, value] : rates) {
     if (Status s = CheckNotNegative(flag, value); !s.ok()) return s;
   }
-  if (o.optimizer != "zerohold" && o.optimizer != "torch") {
-    return Bad("--optimizer " + o.optimizer + " is unknown: give zerohold or torch");
-  }
-  if (o.instruction_set != "best" && o.instruction_set != "baseline" && o.instruction_set != "v3" &&
-      o.instruction_set != "v4") {
-    return Bad("--instruction-set " + o.instruction_set +
-               " is unknown: give best, baseline, v3 or v4");
-  }
-  if (!o.trace.empty() && o.optimizer == "torch") {
-    return Bad("--trace tells what the engine does: give --optimizer zerohold");
-  }
+  if (Status s = CheckPrecision(o); !s.ok()) return s;
+  if (Status s = CheckReference(o); !s.ok()) return s;
   const ScheduleOptions schedule = o.Schedule();
   if (schedule.warmup_steps >= schedule.total_steps) {
     return Bad("--warmup " + std::to_string(schedule.warmup_steps) +
@@ -83,39 +136,79 @@ Status Check(const Options& o) {
   return absl::OkStatus();
 }
 
-void Declare(CLI::App& app, Options& o) {
-  app.option_defaults()->always_capture_default();
+void DeclareTask(CLI::App& app, Options& o) {
+  app.option_defaults()->group("The model and its text");
   app.add_option("--data", o.data, "Files and folders of text; a folder with all below it");
   app.add_option("--layers", o.layers, "Transformer blocks; each is a unit");
   app.add_option("--heads", o.heads, "Attention heads; they divide the width");
   app.add_option("--width", o.width, "Channels");
   app.add_option("--context", o.context, "Bytes that one sample holds");
+  app.add_option("--seed", o.seed, "Of the first weights and of the samples");
+
+  app.option_defaults()->group("The run");
   app.add_option("--micro-batch", o.micro_batch, "Samples that one rank computes at a time");
   app.add_option("--accumulate", o.accumulate, "Micro-batches of a rank in one step");
   app.add_option("--steps", o.steps, "Steps to train");
-  app.add_option("--total-steps", o.total_steps, "Steps of the cosine schedule; 0: as --steps");
-  app.add_option("--warmup", o.warmup,
-                 "Steps in which the rate rises; -1: a tenth of the schedule, at most 100");
-  app.add_option("--learning-rate", o.learning_rate, "Highest learning rate");
-  app.add_option("--weight-decay", o.weight_decay,
-                 "Decay of matrices (norms and biases have none)");
-  app.add_option("--clip", o.clip, "Largest norm of the gradient; 0: no limit");
-  app.add_option("--dtype", o.dtype, "What is computed in: fp32");
-  app.add_option("--seed", o.seed, "Of the first weights and of the samples");
+  app.add_option("--evaluate-every", o.evaluate_every,
+                 "Steps between losses on as many samples as a step has, the same each time; 0: "
+                 "none");
   app.add_flag("--recompute", o.recompute, "Compute each block again in the backward pass");
   app.add_option("--compute-threads", o.compute_threads,
                  "Torch's threads on each rank; another number gives other bits");
+  app.add_option("--log", o.log, "Write one JSON object a step to this file");
+  app.add_option("--trace", o.trace,
+                 "Write a Chrome trace to this file (rank r > 0: with .r before its extension)");
+}
+
+void DeclareUpdate(CLI::App& app, Options& o) {
+  app.option_defaults()->group("The update");
   app.add_option("--optimizer", o.optimizer,
-                 "zerohold, or torch: the reference without the engine");
+                 "zerohold, or torch: the reference without the engine, AdamW in fp32");
+  app.add_option("--optimizer-rule", o.rule, "adamw, adam, sgd, lion or adagrad");
+  app.add_option("--learning-rate", o.learning_rate, "Highest learning rate");
+  app.add_option("--warmup", o.warmup,
+                 "Steps in which the rate rises; -1: a tenth of the schedule, at most 100");
+  app.add_option("--total-steps", o.total_steps, "Steps of the cosine schedule; 0: as --steps");
+  app.add_option("--weight-decay", o.weight_decay,
+                 "Decay of matrices (norms and biases have none)");
+  app.add_option("--beta1", o.beta1, "Of adamw, adam and lion");
+  app.add_option("--beta2", o.beta2, "Of adamw, adam and lion");
+  app.add_option("--epsilon", o.epsilon, "Of adamw, adam and adagrad");
+  app.add_option("--momentum", o.momentum, "Of sgd");
+  app.add_flag("--nesterov", o.nesterov, "Of sgd with momentum");
+  app.add_option("--clip", o.clip, "Largest norm of the gradient; 0: no limit");
+}
+
+void DeclareEngine(CLI::App& app, Options& o) {
+  app.option_defaults()->group("Precision");
+  app.add_option("--dtype", o.dtype,
+                 "Of weights and gradients: fp32, bf16, or fp16, which is computed in fp32");
+  app.add_option("--master", o.master,
+                 "The fp32 weights behind 16-bit ones: fp32, or remainder (bf16 alone)");
+  app.add_option("--loss-scale", o.loss_scale,
+                 "dynamic, off or a number; auto: dynamic in fp16, else off");
+  app.add_option("--loss-scale-initial", o.loss_scale_initial, "Where a dynamic one begins");
+  app.add_option("--loss-scale-interval", o.loss_scale_interval,
+                 "Steps without a skip after which it doubles");
+
+  app.option_defaults()->group("The engine");
   app.add_option("--zero-stage", o.zero_stage,
                  "0 replicates all; 1 shards optimizer states, 2 gradients too, 3 weights too");
+  app.add_flag("--reproducible", o.reproducible,
+               "The same bits on 1, 2, 4 ... ranks, when ranks times --accumulate is the same");
+  const CLI::AsSizeValue size(/*kb_is_1000=*/true);
+  app.add_option("--max-live-parameters", o.max_live_parameters_bytes,
+                 "Bytes of gathered weights at one time, as 64MiB; 0: the two largest units")
+      ->transform(size);
+  app.add_option("--max-live-gradients", o.max_live_gradients_bytes,
+                 "Bytes of gradients not yet reduced; 0: the two largest units")
+      ->transform(size);
+  app.add_option("--persistence-threshold", o.persistence_threshold_elems,
+                 "Units of fewer elements stay gathered at stage 3");
   app.add_option("--bucket-elems", o.bucket_elems, "Elements that one collective moves");
   app.add_option("--update-threads", o.update_threads,
                  "Threads of the update on each rank; 0: the cores that it has");
   app.add_option("--instruction-set", o.instruction_set, "Of the update: best, baseline, v3 or v4");
-  app.add_option("--log", o.log, "Write one JSON object a step to this file");
-  app.add_option("--trace", o.trace,
-                 "Write a Chrome trace to this file (rank r > 0: with .r before its extension)");
 }
 
 // CLI11's own text of all options, less those that ranks may differ in.
@@ -137,15 +230,6 @@ std::string FirstLine(std::string text) {
 
 }  // namespace
 
-ScheduleOptions Options::Schedule() const {
-  ScheduleOptions schedule;
-  schedule.kind = ScheduleKind::kCosine;
-  schedule.total_steps = total_steps > 0 ? total_steps : steps;
-  schedule.warmup_steps = warmup >= 0 ? warmup : std::min<int64_t>(100, schedule.total_steps / 10);
-  schedule.final_fraction = 0.1;
-  return schedule;
-}
-
 std::string Options::TracePath(int rank) const {
   if (trace.empty() || rank == 0) return trace;
   const std::filesystem::path path(trace);
@@ -157,7 +241,10 @@ StatusOr<Options> ParseOptions(int argc, const char* const* argv) {
   Options options;
   CLI::App app("Trains a small GPT on the bytes of text through ZeroHold; start it with mpirun.",
                "zh-train");
-  Declare(app, options);
+  app.option_defaults()->always_capture_default();
+  DeclareTask(app, options);
+  DeclareUpdate(app, options);
+  DeclareEngine(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

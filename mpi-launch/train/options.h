@@ -2,14 +2,22 @@
 // engine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "zerohold/options.h"
 #include "zerohold/status.h"
+#include "zerohold/tensor.h"
 
 namespace zerohold::train {
+
+// Words of flags, in the order of the enums that they stand for.
+inline constexpr std::array kDTypes = {"fp32", "bf16", "fp16"};
+inline constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"};
+inline constexpr std::array kMasters = {"fp32", "remainder"};
+inline constexpr std::array kInstructionSets = {"best", "baseline", "v3", "v4"};
 
 // One member for each flag; options.cc says what each means.
 struct Options {
@@ -23,15 +31,30 @@ struct Options {
   int64_t steps = 400;
   int64_t total_steps = 0;  // of the schedule; 0: as `steps`
   int64_t warmup = -1;      // -1: a tenth of the schedule, at most 100
+  int64_t evaluate_every = 0;
+  std::string rule = "adamw";
   double learning_rate = 1e-3;
   double weight_decay = 0.1;
+  double beta1 = GroupOptions{}.beta1;
+  double beta2 = GroupOptions{}.beta2;
+  double epsilon = GroupOptions{}.epsilon;
+  double momentum = GroupOptions{}.momentum;
+  bool nesterov = false;
   double clip = 1.0;
   std::string dtype = "fp32";
+  std::string master = "fp32";
+  std::string loss_scale = "auto";  // or "dynamic", "off", a number
+  double loss_scale_initial = LossScaleOptions{}.initial;
+  int64_t loss_scale_interval = LossScaleOptions{}.growth_interval;
   uint64_t seed = 1;
   bool recompute = false;
   int compute_threads = 1;
   std::string optimizer = "zerohold";
   int zero_stage = 1;
+  bool reproducible = false;
+  int64_t max_live_parameters_bytes = 0;
+  int64_t max_live_gradients_bytes = 0;
+  int64_t persistence_threshold_elems = 0;
   int64_t bucket_elems = EngineOptions{}.bucket_elems;
   int update_threads = 0;
   std::string instruction_set = "best";
@@ -43,6 +66,12 @@ struct Options {
   std::string agreed_text;
 
   ScheduleOptions Schedule() const;
+  DType WeightType() const;
+  // Hyper-parameters of the matrices, which decay, and of all else.
+  GroupOptions Group(bool decays) const;
+  LossScaleOptions LossScale() const;
+  // What the engine of rank `rank` is told; its groups are Group(true) and Group(false).
+  EngineOptions Engine(int rank) const;
   // FILE.json for rank 0, FILE.r.json for rank r; "" for no trace.
   std::string TracePath(int rank) const;
 };

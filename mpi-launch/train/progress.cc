@@ -29,30 +29,47 @@ bool OutputIsTerminal() {
 
 Progress::Progress(int64_t steps) : steps_(steps), on_terminal_(OutputIsTerminal()) {}
 
-void Progress::Show(int64_t step, double loss, double tokens_per_s) {
+void Progress::Show(int64_t step, const StepReport& report, double tokens_per_s) {
+  skipped_ += report.applied ? 0 : 1;
   if (on_terminal_) {
     const bool due = Clock::now() - shown_ > std::chrono::milliseconds(100);
     if (!due && step != steps_) return;
     shown_ = Clock::now();
-    ShowBar(step, loss, tokens_per_s);
+    ShowBar(step, Describe(step, report, tokens_per_s));
     return;
   }
-  // About twenty lines a run.
+  // About twenty lines a run, and those of evaluations.
   const int64_t every = std::max<int64_t>(1, steps_ / 20);
-  if (step != 1 && step % every != 0 && step != steps_) return;
-  std::printf("step %lld/%lld  loss %.4f  %.0f tokens/s  %.0f s left\n",
-              static_cast<long long>(step), static_cast<long long>(steps_), loss, tokens_per_s,
-              SecondsLeft(step));
+  if (step != 1 && step % every != 0 && step != steps_ && !report.evaluation_loss) return;
+  std::printf("step %lld/%lld  %s\n", static_cast<long long>(step), static_cast<long long>(steps_),
+              Describe(step, report, tokens_per_s).c_str());
   std::fflush(stdout);
 }
 
-void Progress::ShowBar(int64_t step, double loss, double tokens_per_s) const {
+std::string Progress::Describe(int64_t step, const StepReport& report, double tokens_per_s) const {
+  char text[64];
+  std::snprintf(text, sizeof(text), "loss %.4f", report.loss);
+  std::string all = text;
+  if (report.evaluation_loss) {
+    std::snprintf(text, sizeof(text), "  evaluation %.4f", *report.evaluation_loss);
+    all += text;
+  }
+  if (skipped_ > 0) {
+    std::snprintf(text, sizeof(text), "  %lld skipped, loss scale %g",
+                  static_cast<long long>(skipped_), report.loss_scale);
+    all += text;
+  }
+  std::snprintf(text, sizeof(text), "  %.0f tokens/s  %.0f s left", tokens_per_s,
+                SecondsLeft(step));
+  return all + text;
+}
+
+void Progress::ShowBar(int64_t step, const std::string& description) const {
   constexpr int kWidth = 30;
   const int done = static_cast<int>(kWidth * step / steps_);
-  std::printf("\r[%s%s] %lld/%lld  loss %.4f  %.0f tokens/s  %.0f s left  ",
-              std::string(done, '=').c_str(), std::string(kWidth - done, ' ').c_str(),
-              static_cast<long long>(step), static_cast<long long>(steps_), loss, tokens_per_s,
-              SecondsLeft(step));
+  std::printf("\r[%s%s] %lld/%lld  %s  ", std::string(done, '=').c_str(),
+              std::string(kWidth - done, ' ').c_str(), static_cast<long long>(step),
+              static_cast<long long>(steps_), description.c_str());
   if (step == steps_) std::printf("\n");
   std::fflush(stdout);
 }

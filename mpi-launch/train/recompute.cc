@@ -50,6 +50,7 @@ Tensor Recompute(std::function<Tensor(const Tensor&)> forward, const Tensor& inp
     const torch::NoGradGuard no_graph;
     output = forward(input);
   }
+  if (!torch::GradMode::is_enabled()) return output;
   std::shared_ptr<RecomputeNode> node(new RecomputeNode(std::move(forward), input),
                                       torch::autograd::deleteNode);
   torch::autograd::set_history(output, node);

@@ -5,20 +5,39 @@
 
 namespace zerohold::train {
 
-double RunMicroBatch(const Job& job, const std::vector<torch::Tensor>& weights, int64_t step,
-                     int64_t index, UnitObserver& observer) {
-  // Micro-batch `index` of all ranks lies together in the global batch.
-  const int64_t first = (index * job.world + job.rank) * job.options.micro_batch;
-  const Batch batch = SampleBatch(job.corpus, job.options, step, first);
-  const torch::Tensor loss = job.model.Loss(weights, batch, observer);
-  torch::autograd::backward({loss}, {});
+namespace {
+
+// Of the micro-batches with one index, those of all ranks lie together in the global batch.
+torch::Tensor LossOf(const Job& job, const std::vector<torch::Tensor>& weights,
+                     const MicroBatch& micro_batch, UnitObserver& observer) {
+  const int64_t first = (micro_batch.index * job.world + job.rank) * job.options.micro_batch;
+  const Batch batch = SampleBatch(job.corpus, job.options, micro_batch.step, first);
+  return job.model.Loss(weights, batch, observer);
+}
+
+}  // namespace
+
+double RunMicroBatch(const Job& job, const std::vector<torch::Tensor>& weights,
+                     const MicroBatch& micro_batch, UnitObserver& observer) {
+  const torch::Tensor loss = LossOf(job, weights, micro_batch, observer);
+  torch::autograd::backward({loss}, {torch::full_like(loss, micro_batch.scale)});
   return loss.item<double>();
 }
 
-double SumOverRanks(double mine) {
+double EvaluateLoss(const Job& job, const std::vector<torch::Tensor>& weights,
+                    UnitObserver& observer) {
+  const torch::NoGradGuard no_graph;
+  constexpr int64_t kStep = 0;  // the first to train is 1
   double sum = 0;
-  MPI_Allreduce(&mine, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-  return sum;
+  for (int64_t index = 0; index < job.options.accumulate; ++index) {
+    sum += LossOf(job, weights, {kStep, index}, observer).item<double>();
+  }
+  return MeanOverMicroBatches(job, sum);
+}
+
+double MeanOverMicroBatches(const Job& job, double sum) {
+  MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  return sum / static_cast<double>(job.options.accumulate * job.world);
 }
 
 }  // namespace zerohold::train

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "mpi-launch/train/corpus.h"
@@ -18,8 +19,9 @@ struct StepReport {
   double loss = 0;  // mean over ranks and micro-batches, nats per byte
   double grad_norm = 0;
   double learning_rate = 0;
-  bool applied = true;
+  bool applied = true;  // false: skipped, since a gradient was not finite
   double loss_scale = 1;
+  std::optional<double> evaluation_loss;  // after the step, if it was asked for
 };
 
 // All calls are collective and blocking. An exception (torch's, or of a unit that could not be had)
@@ -29,6 +31,8 @@ class Trainer {
   virtual ~Trainer() = default;
   // Step 1 is the first.
   virtual StatusOr<StepReport> Step(int64_t step) = 0;
+  // The mean loss of samples that no step draws, as many as a step has and each time the same.
+  virtual StatusOr<double> Evaluate() = 0;
   // XXH3-64 over all fp32 master weights in order of parameter name, in 16 hex digits.
   virtual StatusOr<std::string> ParametersHash() = 0;
   virtual Status Close() = 0;
@@ -46,11 +50,22 @@ struct Job {
 StatusOr<std::unique_ptr<Trainer>> MakeZeroHoldTrainer(const Job& job, Communicator communicator);
 StatusOr<std::unique_ptr<Trainer>> MakeTorchTrainer(const Job& job);
 
-// Runs the forward and backward pass of micro-batch `index` of the step; gives its loss.
-double RunMicroBatch(const Job& job, const std::vector<torch::Tensor>& weights, int64_t step,
-                     int64_t index, UnitObserver& observer);
+// Runs the forward and backward pass of micro-batch `index` of a step, the gradients scaled by
+// `scale`; gives its loss, unscaled.
+struct MicroBatch {
+  int64_t step;
+  int64_t index;
+  double scale = 1;
+};
+double RunMicroBatch(const Job& job, const std::vector<torch::Tensor>& weights,
+                     const MicroBatch& micro_batch, UnitObserver& observer);
 
-// The sum over all ranks of MPI_COMM_WORLD, for what is only logged.
-double SumOverRanks(double mine);
+// What Trainer::Evaluate answers: forward passes alone.
+double EvaluateLoss(const Job& job, const std::vector<torch::Tensor>& weights,
+                    UnitObserver& observer);
+
+// The mean over all micro-batches of all ranks, of which `sum` is this rank's sum. For what is only
+// told: its last bits depend on the number of ranks.
+double MeanOverMicroBatches(const Job& job, double sum);
 
 }  // namespace zerohold::train

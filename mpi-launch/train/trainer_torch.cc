@@ -20,16 +20,18 @@ using torch::Tensor;
 class TorchTrainer : public Trainer {
  public:
   explicit TorchTrainer(const Job& job)
-      : job_(job), weights_(FirstValues(job)), adamw_(Groups(job, weights_), Settings(job, 0)) {}
+      : job_(job),
+        weights_(FirstValues(job)),
+        adamw_(Groups(job, weights_), Settings(job.options.Group(false))) {}
 
   StatusOr<StepReport> Step(int64_t step) override {
     StepReport report;
     UnitObserver nobody;
     for (int64_t index = 0; index < job_.options.accumulate; ++index) {
-      report.loss += RunMicroBatch(job_, weights_, step, index, nobody);
+      report.loss += RunMicroBatch(job_, weights_, {step, index}, nobody);
     }
+    report.loss = MeanOverMicroBatches(job_, report.loss);
     const double micro_batches = static_cast<double>(job_.options.accumulate * job_.world);
-    report.loss = SumOverRanks(report.loss) / micro_batches;
     for (const Tensor& weight : weights_) {
       Tensor gradient = weight.grad();
       MPI_Allreduce(MPI_IN_PLACE, gradient.data_ptr<float>(), static_cast<int>(gradient.numel()),
@@ -47,6 +49,11 @@ class TorchTrainer : public Trainer {
     adamw_.step();
     adamw_.zero_grad();
     return report;
+  }
+
+  StatusOr<double> Evaluate() override {
+    UnitObserver nobody;
+    return EvaluateLoss(job_, weights_, nobody);
   }
 
   StatusOr<std::string> ParametersHash() override {
@@ -71,27 +78,26 @@ class TorchTrainer : public Trainer {
     return weights;
   }
 
-  static torch::optim::AdamWOptions Settings(const Job& job, double weight_decay) {
-    const GroupOptions group;
-    return torch::optim::AdamWOptions(job.options.learning_rate)
-        .betas({group.beta1, group.beta2})
-        .eps(group.epsilon)
-        .weight_decay(weight_decay);
-  }
-
   static std::vector<torch::optim::OptimizerParamGroup> Groups(const Job& job,
                                                                const std::vector<Tensor>& weights) {
     std::vector<Tensor> decaying, others;
     for (size_t index = 0; index < weights.size(); ++index) {
       (job.model.Decays(index) ? decaying : others).push_back(weights[index]);
     }
-    const auto settings = [&job](double weight_decay) {
-      return std::make_unique<torch::optim::AdamWOptions>(Settings(job, weight_decay));
+    const auto settings = [&job](bool decays) {
+      return std::make_unique<torch::optim::AdamWOptions>(Settings(job.options.Group(decays)));
     };
     std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(std::move(decaying), settings(job.options.weight_decay));
-    groups.emplace_back(std::move(others), settings(0));
+    groups.emplace_back(std::move(decaying), settings(true));
+    groups.emplace_back(std::move(others), settings(false));
     return groups;
+  }
+
+  static torch::optim::AdamWOptions Settings(const GroupOptions& group) {
+    return torch::optim::AdamWOptions(group.learning_rate)
+        .betas({group.beta1, group.beta2})
+        .eps(group.epsilon)
+        .weight_decay(group.weight_decay);
   }
 
   const Job job_;

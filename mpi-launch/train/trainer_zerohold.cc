@@ -6,6 +6,9 @@
 //    second is released by the hook that sees the last of its gradients. So nothing here depends on
 //    whether weights are at home between the two.
 // 2. `.grad` of a weight is the engine's view from the first step to the last (checked every step).
+//    Where torch computes in a wider type than the weight's, stand-ins are what it computes with;
+//    they come and go with the unit, and each gradient is rounded into the engine's view as soon as
+//    it has arrived.
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -18,6 +21,7 @@
 
 #include "mpi-launch/train/parameter_hash.h"
 #include "mpi-launch/train/trainer.h"
+#include "mpi-launch/train/wide_weights.h"
 #include "zerohold/engine.h"
 
 namespace zerohold::train {
@@ -32,7 +36,9 @@ void Require(const Status& status) {
 }
 
 Tensor AsTensor(const TensorView& view) {
-  return torch::from_blob(view.data, {view.shape.data(), view.shape.size()}, torch::kFloat32);
+  constexpr torch::ScalarType kTypes[] = {torch::kFloat32, torch::kBFloat16, torch::kHalf};
+  return torch::from_blob(view.data, {view.shape.data(), view.shape.size()},
+                          kTypes[static_cast<int>(view.dtype)]);
 }
 
 class AfterAccumulate : public torch::autograd::FunctionPostHook {
@@ -49,56 +55,102 @@ class AfterAccumulate : public torch::autograd::FunctionPostHook {
 
 class ZeroHoldTrainer : public Trainer, private UnitObserver {
  public:
-  ZeroHoldTrainer(const Job& job, std::unique_ptr<Engine> engine)
-      : job_(job), engine_(std::move(engine)), missing_(job.model.units().size()) {}
+  ZeroHoldTrainer(const Job& job, std::unique_ptr<Engine> engine);
 
-  // Binds weights and gradients to the engine's memory and writes the first values.
+  // Writes the first values and hooks the gradients.
   Status Bind();
 
   StatusOr<StepReport> Step(int64_t step) override;
+  StatusOr<double> Evaluate() override;
   StatusOr<std::string> ParametersHash() override;
   Status Close() override { return engine_->Close(); }
 
  private:
-  void BeforeForward(int unit) override { Require(engine_->Acquire(unit, AcquireMode::kForward)); }
-  void AfterForward(int unit) override { Require(engine_->Release(unit)); }
+  void BeforeForward(int unit) override {
+    Require(engine_->Acquire(unit, forward_));
+    Attach(unit);
+  }
+  void AfterForward(int unit) override {
+    Detach(unit);
+    Require(engine_->Release(unit));
+  }
   void BeforeBackward(int unit) override {
     missing_[unit] = job_.model.units()[unit].count;
     Require(engine_->Acquire(unit, AcquireMode::kBackward));
+    Attach(unit);
   }
-  void GradientArrived(int unit) {
-    if (--missing_[unit] > 0) return;
-    Require(engine_->GradReady(unit));
-    Require(engine_->Release(unit));
+  void GradientArrived(int unit, size_t parameter);
+
+  // The stand-ins of all that the unit reads.
+  void Attach(int unit) {
+    for (const size_t parameter : reads_[unit]) wide_.Attach(parameter);
   }
+  void Detach(int unit) {
+    for (const size_t parameter : reads_[unit]) wide_.Detach(parameter);
+  }
+  const std::vector<Tensor>& Leaves() const { return is_wide_ ? wide_.leaves() : weights_; }
   void CheckGradients() const;
 
   const Job job_;
   std::unique_ptr<Engine> engine_;
-  std::vector<Tensor> weights_;
+  AcquireMode forward_ = AcquireMode::kForward;
+  std::vector<Tensor> weights_;    // views of the engine's memory
+  std::vector<Tensor> gradients_;  // the same
+  const bool is_wide_;
+  WideWeights wide_;                        // empty unless is_wide_
+  std::vector<std::vector<size_t>> reads_;  // parameters by unit, its own and used; as wide_
   std::vector<size_t> missing_;  // gradients that each unit still waits for in this micro-batch
   // Torch holds the accumulators of leaves weakly: ours keep their hooks.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 };
+
+ZeroHoldTrainer::ZeroHoldTrainer(const Job& job, std::unique_ptr<Engine> engine)
+    : job_(job),
+      engine_(std::move(engine)),
+      is_wide_(job.model.compute_type() == torch::kFloat32 &&
+               job.options.WeightType() != DType::kFloat32),
+      reads_(job.model.units().size()),
+      missing_(job.model.units().size()) {
+  for (size_t index = 0; index < job_.model.parameters().size(); ++index) {
+    const auto id = static_cast<ParameterId>(index);
+    weights_.push_back(AsTensor(engine_->Parameter(id)));
+    gradients_.push_back(AsTensor(engine_->Gradient(id)));
+    if (is_wide_) {
+      wide_.Add(weights_.back());
+    } else {
+      weights_.back().requires_grad_().mutable_grad() = gradients_.back();
+    }
+  }
+  for (size_t unit = 0; is_wide_ && unit < reads_.size(); ++unit) {
+    const ModelUnit& its = job_.model.units()[unit];
+    for (size_t index = its.first; index < its.first + its.count; ++index) {
+      reads_[unit].push_back(index);
+    }
+    for (const std::string& used : its.uses) reads_[unit].push_back(*engine_->FindParameter(used));
+  }
+}
 
 Status ZeroHoldTrainer::Bind() {
   const std::vector<ModelUnit>& units = job_.model.units();
   for (int unit = 0; unit < static_cast<int>(units.size()); ++unit) {
     if (Status s = engine_->Acquire(unit, AcquireMode::kWrite); !s.ok()) return s;
     for (size_t index = units[unit].first; index < units[unit].first + units[unit].count; ++index) {
-      const auto id = static_cast<ParameterId>(index);
-      Tensor weight = AsTensor(engine_->Parameter(id));
-      job_.model.Initialize(index, job_.options.seed, weight);
-      weight.requires_grad_();
-      weight.mutable_grad() = AsTensor(engine_->Gradient(id));
-      accumulators_.push_back(torch::autograd::impl::grad_accumulator(weight));
+      job_.model.Initialize(index, job_.options.seed, weights_[index]);
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(Leaves()[index]));
       accumulators_.back()->add_post_hook(
-          std::make_unique<AfterAccumulate>([this, unit] { GradientArrived(unit); }));
-      weights_.push_back(std::move(weight));
+          std::make_unique<AfterAccumulate>([this, unit, index] { GradientArrived(unit, index); }));
     }
     if (Status s = engine_->Release(unit); !s.ok()) return s;
   }
   return absl::OkStatus();
+}
+
+void ZeroHoldTrainer::GradientArrived(int unit, size_t parameter) {
+  if (is_wide_) wide_.MoveGradient(parameter, gradients_[parameter]);
+  if (--missing_[unit] > 0) return;
+  Detach(unit);
+  Require(engine_->GradReady(unit));
+  Require(engine_->Release(unit));
 }
 
 StatusOr<StepReport> ZeroHoldTrainer::Step(int64_t step) {
@@ -106,14 +158,12 @@ StatusOr<StepReport> ZeroHoldTrainer::Step(int64_t step) {
   const int64_t last = job_.options.accumulate - 1;
   for (int64_t index = 0; index <= last; ++index) {
     if (Status s = engine_->BeginMicroBatch(1.0, index == last); !s.ok()) return s;
-    report.loss += RunMicroBatch(job_, weights_, step, index, *this);
+    report.loss += RunMicroBatch(job_, Leaves(), {step, index, engine_->LossScale()}, *this);
   }
   CheckGradients();
   const StatusOr<StepStats> stats = engine_->Step();
   if (!stats.ok()) return stats.status();
-  // After Step, whose waits have a deadline.
-  const double micro_batches = static_cast<double>(job_.options.accumulate * job_.world);
-  report.loss = SumOverRanks(report.loss) / micro_batches;
+  report.loss = MeanOverMicroBatches(job_, report.loss);  // after Step, whose waits have a deadline
   report.grad_norm = stats->grad_norm;
   report.learning_rate = stats->learning_rate;
   report.applied = stats->applied;
@@ -121,10 +171,19 @@ StatusOr<StepReport> ZeroHoldTrainer::Step(int64_t step) {
   return report;
 }
 
+StatusOr<double> ZeroHoldTrainer::Evaluate() {
+  forward_ = AcquireMode::kEvaluate;
+  const double loss = EvaluateLoss(job_, Leaves(), *this);
+  forward_ = AcquireMode::kForward;
+  return loss;
+}
+
 void ZeroHoldTrainer::CheckGradients() const {
   for (size_t index = 0; index < weights_.size(); ++index) {
-    const TensorView view = engine_->Gradient(static_cast<ParameterId>(index));
-    if (weights_[index].grad().data_ptr() == view.data) continue;
+    const Tensor& gradient = Leaves()[index].grad();
+    if (is_wide_ ? !gradient.defined() : gradient.data_ptr() == gradients_[index].data_ptr()) {
+      continue;
+    }
     throw std::logic_error("the gradient of " + job_.model.parameters()[index].name +
                            " has left the engine's memory");
   }
@@ -146,34 +205,6 @@ StatusOr<std::string> ZeroHoldTrainer::ParametersHash() {
   return hash.Hex();
 }
 
-InstructionSet InstructionSetOf(const std::string& name) {
-  if (name == "baseline") return InstructionSet::kBaseline;
-  if (name == "v3") return InstructionSet::kV3;
-  if (name == "v4") return InstructionSet::kV4;
-  return InstructionSet::kBest;
-}
-
-EngineOptions EngineOptionsOf(const Job& job) {
-  const Options& o = job.options;
-  GroupOptions decaying;
-  decaying.learning_rate = o.learning_rate;
-  decaying.weight_decay = o.weight_decay;
-  GroupOptions others = decaying;
-  others.weight_decay = 0;
-
-  EngineOptions options;
-  options.zero_stage = o.zero_stage;
-  options.max_micro_batches = o.accumulate;
-  options.groups = {decaying, others};
-  options.schedule = o.Schedule();
-  options.clip_grad_norm = o.clip;
-  options.bucket_elems = o.bucket_elems;
-  options.update_threads = o.update_threads;
-  options.instruction_set = InstructionSetOf(o.instruction_set);
-  options.trace_path = o.TracePath(job.rank);
-  return options;
-}
-
 }  // namespace
 
 StatusOr<std::unique_ptr<Trainer>> MakeZeroHoldTrainer(const Job& job, Communicator communicator) {
@@ -182,6 +213,7 @@ StatusOr<std::unique_ptr<Trainer>> MakeZeroHoldTrainer(const Job& job, Communica
     ParameterSpec spec;
     spec.name = job.model.parameters()[index].name;
     spec.shape = job.model.parameters()[index].shape;
+    spec.dtype = job.options.WeightType();
     spec.group = job.model.Decays(index) ? 0 : 1;
     parameters.push_back(std::move(spec));
   }
@@ -193,8 +225,9 @@ StatusOr<std::unique_ptr<Trainer>> MakeZeroHoldTrainer(const Job& job, Communica
     }
     units.push_back(std::move(spec));
   }
-  StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(
-      EngineOptionsOf(job), {std::move(communicator)}, std::move(parameters), std::move(units));
+  StatusOr<std::unique_ptr<Engine>> engine =
+      Engine::Create(job.options.Engine(job.rank), {std::move(communicator)}, std::move(parameters),
+                     std::move(units));
   if (!engine.ok()) return engine.status();
   auto trainer = std::make_unique<ZeroHoldTrainer>(job, std::move(*engine));
   if (Status s = trainer->Bind(); !s.ok()) return s;

@@ -44,6 +44,12 @@ TEST(BadInput, OfAllRanks) {
       {"--width 33", "--width 33 is no multiple of --heads 2", "the heads divide"},
       {"--dtype fp8", "--dtype fp8 is unknown", "give fp32, bf16 or fp16"},
       {"--zero-stage 4", "zero_stage is 4", "give 0, 1, 2 or 3"},
+      {"--optimizer-rule sgd --beta1 0.5", "beta1 is 0.5, which Sgd does not read", "leave it"},
+      {"--optimizer-rule lion --momentum 0.9", "momentum is 0.9, which Lion", "leave it at 0"},
+      {"--dtype fp16 --loss-scale 0", "loss_scale.initial is 0", "give 2^-126 or more"},
+      {"--zero-stage 3 --max-live-parameters 1KiB", "max_live_parameters_bytes is 1024", "or 0"},
+      {"--zero-stage 2 --max-live-gradients 1KiB", "max_live_gradients_bytes is 1024", "or 0"},
+      {"--master remainder", "--master remainder", "give --dtype bf16"},
       {"--log /no/such/folder/log", "--log /no/such/folder/log", "give a file"},
   };
   for (const auto& c : cases) {
@@ -60,6 +66,7 @@ TEST(BadInput, OfRanksThatDisagree) {
   } cases[] = {
       {"", "--width 64", "rank 1: width=64, but width=32 on rank 0"},
       {"--seed 7", "", "rank 1: seed=1, but seed=7 on rank 0"},
+      {"", "--dtype bf16", "rank 1: dtype=\"bf16\", but dtype=\"fp32\" on rank 0"},
       {"", "--steps 7", "rank 1: steps=7, but steps=6 on rank 0"},
       {"", "--data /usr/share/common-licenses/BSD", "rank 1: data=1499 bytes"},
   };

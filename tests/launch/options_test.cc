@@ -42,11 +42,26 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
       {{"--learning-rate", "nan"}, "--learning-rate is nan", "0 or more, finite"},
       {{"--clip", "-1"}, "--clip is -1", "0 or more"},
       {{"--dtype", "fp8"}, "--dtype fp8 is unknown", "fp32, bf16 or fp16"},
-      {{"--dtype", "bf16"}, "--dtype bf16 is not in this version", "give fp32"},
+      {{"--master", "half"}, "--master half is unknown", "fp32 or remainder"},
+      {{"--master", "remainder", "--dtype", "fp16"}, "--master remainder", "--dtype bf16"},
+      {{"--optimizer-rule", "adamax"}, "--optimizer-rule adamax is unknown", "lion or adagrad"},
+      {{"--loss-scale", "fast"}, "--loss-scale fast is unknown", "dynamic, off or a number"},
+      {{"--loss-scale", "8x"}, "--loss-scale 8x is unknown", "dynamic, off or a number"},
+      {{"--loss-scale-initial", "8"}, "--loss-scale-initial", "give --loss-scale dynamic"},
+      {{"--loss-scale", "8", "--dtype", "fp16", "--loss-scale-interval", "3"},
+       "--loss-scale-interval",
+       "give --loss-scale dynamic"},
+      {{"--loss-scale-interval", "0"}, "--loss-scale-interval is 0", "1 or more"},
+      {{"--max-live-parameters", "64QiB"}, "--max-live-parameters", "mib"},
+      {{"--max-live-gradients", "lots"}, "--max-live-gradients", "mib"},
+      {{"--persistence-threshold", "-1"}, "--persistence-threshold is -1", "0 or more"},
+      {{"--evaluate-every", "-1"}, "--evaluate-every is -1", "0 or more"},
       {{"--optimizer", "sgd"}, "--optimizer sgd is unknown", "zerohold or torch"},
       {{"--instruction-set", "v9"}, "--instruction-set v9 is unknown", "best, baseline, v3 or v4"},
       {{"--steps", "5", "--warmup", "5"}, "--warmup 5", "more --total-steps"},
       {{"--optimizer", "torch", "--trace", "t"}, "--trace", "--optimizer zerohold"},
+      {{"--optimizer", "torch", "--dtype", "bf16"}, "--dtype", "--optimizer zerohold"},
+      {{"--optimizer", "torch", "--reproducible"}, "--reproducible", "--optimizer zerohold"},
       {{"--steps", "many"}, "--steps = many", "--help"},
       {{"--depth", "3"}, "--depth", "--help"},
       {{"--data"}, "--data", "--help"},
@@ -65,6 +80,108 @@ TEST(Options, ScheduleFollowsStepsUntilToldOtherwise) {
   EXPECT_EQ(Parse({"--steps", "50", "--total-steps", "9000"})->Schedule().total_steps, 9000);
   EXPECT_EQ(Parse({"--steps", "50", "--total-steps", "9000"})->Schedule().warmup_steps, 100);
   EXPECT_EQ(Parse({"--steps", "50", "--warmup", "0"})->Schedule().warmup_steps, 0);
+}
+
+TEST(Options, EachFlagReachesTheEngine) {
+  const EngineOptions untold = Parse({})->Engine(0);
+  EXPECT_EQ(untold.zero_stage, 1);
+  EXPECT_EQ(untold.rule, UpdateRule::kAdamW);
+  EXPECT_EQ(untold.master, MasterForm::kFloat32);
+  EXPECT_FALSE(untold.loss_scale.enabled);
+  EXPECT_FALSE(untold.reproducible);
+
+  const StatusOr<Options> options = Parse({"--dtype",
+                                           "bf16",
+                                           "--master",
+                                           "remainder",
+                                           "--zero-stage",
+                                           "3",
+                                           "--reproducible",
+                                           "--accumulate",
+                                           "4",
+                                           "--max-live-parameters",
+                                           "64MiB",
+                                           "--max-live-gradients",
+                                           "2MB",
+                                           "--persistence-threshold",
+                                           "77",
+                                           "--clip",
+                                           "3",
+                                           "--bucket-elems",
+                                           "512",
+                                           "--update-threads",
+                                           "3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  const EngineOptions told = options->Engine(0);
+  EXPECT_EQ(told.zero_stage, 3);
+  EXPECT_EQ(told.master, MasterForm::kRemainder);
+  EXPECT_TRUE(told.reproducible);
+  EXPECT_EQ(told.max_micro_batches, 4);
+  EXPECT_EQ(told.max_live_parameters_bytes, 64 << 20);
+  EXPECT_EQ(told.max_live_gradients_bytes, 2'000'000);
+  EXPECT_EQ(told.persistence_threshold_elems, 77);
+  EXPECT_EQ(told.clip_grad_norm, 3);
+  EXPECT_EQ(told.bucket_elems, 512);
+  EXPECT_EQ(told.update_threads, 3);
+}
+
+TEST(Options, EachSettingOfTheRuleReachesBothGroups) {
+  const StatusOr<Options> options =
+      Parse({"--momentum", "0.5", "--nesterov", "--beta1", "0.8", "--beta2", "0.7", "--epsilon",
+             "0.5", "--weight-decay", "0.25", "--learning-rate", "0.125"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  const std::vector<GroupOptions> groups = options->Engine(0).groups;
+  ASSERT_EQ(groups.size(), 2u);
+  for (const GroupOptions& group : groups) {
+    EXPECT_EQ(group.learning_rate, 0.125);
+    EXPECT_EQ(group.beta1, 0.8);
+    EXPECT_EQ(group.beta2, 0.7);
+    EXPECT_EQ(group.epsilon, 0.5);
+    EXPECT_EQ(group.momentum, 0.5);
+    EXPECT_TRUE(group.nesterov);
+  }
+  EXPECT_EQ(groups[0].weight_decay, 0.25);
+  EXPECT_EQ(groups[1].weight_decay, 0);
+}
+
+TEST(Options, WordsStandForEnums) {
+  const std::pair<const char*, UpdateRule> rules[] = {{"adamw", UpdateRule::kAdamW},
+                                                      {"adam", UpdateRule::kAdam},
+                                                      {"sgd", UpdateRule::kSgd},
+                                                      {"lion", UpdateRule::kLion},
+                                                      {"adagrad", UpdateRule::kAdagrad}};
+  for (const auto& [word, rule] : rules) {
+    EXPECT_EQ(Parse({"--optimizer-rule", word})->Engine(0).rule, rule) << word;
+  }
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    EXPECT_EQ(Parse({"--dtype", NameOf(dtype)})->WeightType(), dtype);
+  }
+  const std::pair<const char*, InstructionSet> sets[] = {{"best", InstructionSet::kBest},
+                                                         {"baseline", InstructionSet::kBaseline},
+                                                         {"v3", InstructionSet::kV3},
+                                                         {"v4", InstructionSet::kV4}};
+  for (const auto& [word, set] : sets) {
+    EXPECT_EQ(Parse({"--instruction-set", word})->Engine(0).instruction_set, set) << word;
+  }
+}
+
+TEST(Options, LossScaleIsDynamicInFp16UntilToldOtherwise) {
+  EXPECT_FALSE(Parse({"--dtype", "bf16"})->LossScale().enabled);
+  const LossScaleOptions half = Parse({"--dtype", "fp16"})->LossScale();
+  EXPECT_TRUE(half.enabled);
+  EXPECT_TRUE(half.dynamic);
+  EXPECT_EQ(half.initial, 65536);
+  EXPECT_FALSE(Parse({"--dtype", "fp16", "--loss-scale", "off"})->LossScale().enabled);
+  const LossScaleOptions fixed = Parse({"--loss-scale", "1e3"})->LossScale();
+  EXPECT_TRUE(fixed.enabled);
+  EXPECT_FALSE(fixed.dynamic);
+  EXPECT_EQ(fixed.initial, 1000);
+  const LossScaleOptions moving =
+      Parse({"--loss-scale", "dynamic", "--loss-scale-initial", "8", "--loss-scale-interval", "3"})
+          ->LossScale();
+  EXPECT_TRUE(moving.dynamic);
+  EXPECT_EQ(moving.initial, 8);
+  EXPECT_EQ(moving.growth_interval, 3);
 }
 
 TEST(Options, EachRankHasATraceOfItsOwn) {

@@ -39,10 +39,11 @@ TEST(TrainRecord, LogHasOneObjectAStepAndAFinalOne) {
   }
   // 256 bytes, even odds: ln 256 and a little.
   EXPECT_NEAR(log[0].at("loss"), 5.545, 0.1);
-  EXPECT_THAT(Keys(log[3]),
-              testing::UnorderedElementsAre("final", "steps", "loss", "parameters_hash"));
+  EXPECT_THAT(Keys(log[3]), testing::UnorderedElementsAre("final", "steps", "skipped", "loss",
+                                                          "parameters_hash"));
   EXPECT_TRUE(log[3].at("final").get<bool>());
   EXPECT_EQ(log[3].at("steps"), 3);
+  EXPECT_EQ(log[3].at("skipped"), 0);
   EXPECT_EQ(log[3].at("loss"), log[2].at("loss"));
   EXPECT_THAT(HashOf(log), MatchesRegex("[0-9a-f]{16}"));
 }
