@@ -1,0 +1,73 @@
+// Moves exactly N bytes between a slot and a file, or says why not, on a thread of its own (the
+// ring owner). Short transfers are resubmitted at the right place, EINTR and EAGAIN are tried
+// again, end of file inside a transfer is DataLoss, and every other errno is told with path, offset
+// and bytes.
+//
+// Threads: Move from any thread. `done` is called once for each on the ring owner's thread, which
+// it must not block. Invariants:
+//  1. Transfers start in the order of the Moves, as far as `depth` allows, none is skipped.
+//  2. After warm-up nothing is allocated.
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/io/backend.h"
+
+namespace zerohold::io {
+
+// A file that transfers go to; the descriptor outlives the mover.
+struct File {
+  int descriptor = -1;
+  std::string path;  // for messages: the folder that was given
+};
+
+struct MoverCounters {
+  int64_t read_bytes = 0;
+  int64_t written_bytes = 0;
+  int64_t resubmitted = 0;    // after a short transfer, EINTR or EAGAIN
+  int64_t busy_read_ns = 0;   // time with at least one read in flight
+  int64_t busy_write_ns = 0;  // with at least one write
+};
+
+class Mover {
+ public:
+  using Done = void (*)(void* context, absl::Status status);
+  struct Request {
+    Direction direction = Direction::kRead;
+    int file = 0;
+    int64_t offset_bytes = 0;
+    std::byte* memory = nullptr;
+    int64_t bytes = 0;
+    Done done = nullptr;
+    void* context = nullptr;
+  };
+  struct Settings {
+    int depth = 64;            // transfers in flight at a time
+    double timeout_s = 600.0;  // of one transfer: then DeadlineExceeded naming it
+  };
+
+  // Errors: those of backend->Open.
+  static absl::StatusOr<std::unique_ptr<Mover>> Create(std::unique_ptr<IoBackend> backend,
+                                                       std::vector<File> files,
+                                                       std::span<const std::span<std::byte>> memory,
+                                                       const Settings& settings);
+  ~Mover();  // waits for what is in flight
+
+  void Move(const Request& request);
+  const char* backend_name() const;
+  MoverCounters counters() const;  // any thread
+
+ private:
+  struct Impl;
+  explicit Mover(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zerohold::io
