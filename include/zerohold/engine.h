@@ -6,8 +6,9 @@
 //   Acquire(u, kBackward) ... backward ... GradReady(u), Release(u)     backwards
 //   Step()
 //
-// Threads: any thread may call, one call at a time. Collective calls are made by all ranks in the
-// same order. A call that fails with the caller's mistake has changed nothing; a call that fails
+// Threads: any thread may call, one call at a time. A forked child has none of the engine's memory,
+// and every call there is FailedPrecondition. Collective calls are made by all ranks in the same
+// order. A call that fails with the caller's mistake has changed nothing; a call that fails
 // because a peer did (Aborted, DeadlineExceeded) leaves the engine failed, and every later call
 // gives the same status.
 #pragma once
