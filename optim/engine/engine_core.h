@@ -11,6 +11,8 @@
 //  finished.
 //  3. Once `failed_` is set nothing new starts, and every call gets it.
 //  4. After warm-up nothing is allocated in a step.
+//  5. A core never changes its model: when units are added, a successor takes over its memory and
+//  communicators.
 #pragma once
 
 #include <absl/status/status.h>
@@ -60,6 +62,9 @@ class EngineCore : private StepActions {
   };
   // Collective, blocking; the verdict is the same on all ranks.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(Input input);
+  // Puts in the place of `core` one that has the addition besides. Collective, blocking, between
+  // steps; the verdict is the same on all ranks. On an error `core` is as it was.
+  static absl::Status Extend(std::unique_ptr<EngineCore>& core, const Addition& addition);
   ~EngineCore() override;
 
   // Sends the call to the engine thread and waits for its answer, which may name memory to be
@@ -106,14 +111,29 @@ class EngineCore : private StepActions {
     Issue* issue = nullptr;  // that is done
     absl::Status status{};
   };
-  EngineCore(Input input, layout::Layout layout);
+  // What counts and records, in one core after the other.
+  struct Instruments {
+    Instruments(const std::string& trace_path, int rank) : trace(trace_path, rank) {}
+    memory::Ledger ledger;
+    telemetry::Counters<Traffic> sent_bytes;
+    telemetry::Trace trace;
+  };
+  // `before` is whom it will succeed; null for none. It lasts until this one has taken over.
+  EngineCore(Input input, layout::Layout layout, const EngineCore* before);
   // engine_create.cc
-  absl::Status Allocate();
+  static absl::StatusOr<layout::Layout> Plan(const Input& input, std::vector<UnitId> generations);
+  absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
   absl::Status CheckFrames() const;
   std::vector<memory::FaultMap::Entry> FaultEntries() const;
   void Start();
   std::vector<bool> FreshEachMicroBatch() const;
+
+  // engine_extend.cc
+  absl::Status CheckExtend() const;
+  static void RunExtend(void* self, int64_t);
+  absl::Status BuildSuccessor(const Call& call);
+  void Inherit(const EngineCore& before);
 
   absl::Status CarryOut(const Move& move);
 
@@ -156,6 +176,7 @@ class EngineCore : private StepActions {
   // engine_step.cc: the course of a step.
   void BeginStep(Call& call);
   absl::Status CheckStep() const;
+  absl::Status CheckCopies(const char* call) const;
   void RequestStepIfReady();
   float Divisor() const;
   void TakeVerdict();
@@ -195,9 +216,10 @@ class EngineCore : private StepActions {
   comm::Communicator& communicator_;
   std::shared_ptr<comm::Communicator>
       gather_communicator_;  // the other, where units come in frames
-  memory::Ledger ledger_;
-  telemetry::Counters<Traffic> sent_bytes_;
-  telemetry::Trace trace_;
+  const std::shared_ptr<Instruments> instruments_;
+  memory::Ledger& ledger_;
+  telemetry::Counters<Traffic>& sent_bytes_;
+  telemetry::Trace& trace_;
   const MemoryPlan memory_plan_;
   std::unique_ptr<ModelMemory> memory_;
   std::unique_ptr<StateAccess> access_;
@@ -264,6 +286,9 @@ class EngineCore : private StepActions {
   std::unique_ptr<comm::Executor> own_gather_executor_;
   comm::Executor* gather_executor_ = nullptr;
   std::thread thread_;
+
+  std::unique_ptr<EngineCore> successor_;  // from the end of BuildSuccessor to the end of Extend
+  bool in_charge_;  // communicators and trace are this core's to use and to end
 };
 
 }  // namespace zerohold::engine

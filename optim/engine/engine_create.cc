@@ -75,19 +75,9 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
     settings.timeout_s = input.options.communication_timeout_s;
     communicator.Configure(settings);
   }
-  if (status.ok()) status = CheckParameters(input);
-  layout::LayoutConfig config;
-  config.world = communicator.size();
-  config.rank = communicator.rank();
-  config.update_world = input.options.zero_stage == 0 ? 1 : config.world;
-  config.bucket_elems = input.options.bucket_elems;
-  config.record_elems = input.options.record_elems;
-  config.gradient_frames = input.options.zero_stage >= 2;
-  config.parameter_frames = input.options.zero_stage >= 3;
-  config.persistence_threshold_elems = input.options.persistence_threshold_elems;
   absl::StatusOr<layout::Layout> layout(absl::UnknownError("not planned"));
   if (status.ok()) {
-    layout = layout::Layout::Create(config, input.parameters, input.units);
+    layout = Plan(input, {});
     status = layout.status();
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
@@ -95,18 +85,47 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   ZH_RETURN_IF_ERROR(
       comm::AgreeOnText(communicator, "options, parameters and units", Describe(input)));
   // 3. Memory and threads.
-  std::unique_ptr<EngineCore> core(new EngineCore(std::move(input), std::move(layout).value()));
-  ZH_RETURN_IF_ERROR(core->Allocate());
+  std::unique_ptr<EngineCore> core(
+      new EngineCore(std::move(input), std::move(layout).value(), nullptr));
+  ZH_RETURN_IF_ERROR(core->Allocate(nullptr));
+  if (!communicator.any_thread() && communicator.rank() == 0) {
+    core->input_.options.notice(
+        "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
+        "do not"
+        " overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+  }
   core->Start();
   return core;
 }
 
-EngineCore::EngineCore(Input input, layout::Layout layout)
+// Errors: InvalidArgument naming the parameter, unit or option.
+absl::StatusOr<layout::Layout> EngineCore::Plan(const Input& input,
+                                                std::vector<UnitId> generations) {
+  ZH_RETURN_IF_ERROR(CheckParameters(input));
+  layout::LayoutConfig config;
+  config.world = input.communicator->size();
+  config.rank = input.communicator->rank();
+  config.update_world = input.options.zero_stage == 0 ? 1 : config.world;
+  config.bucket_elems = input.options.bucket_elems;
+  config.record_elems = input.options.record_elems;
+  config.gradient_frames = input.options.zero_stage >= 2;
+  config.parameter_frames = input.options.zero_stage >= 3;
+  config.persistence_threshold_elems = input.options.persistence_threshold_elems;
+  config.generations = std::move(generations);
+  return layout::Layout::Create(config, input.parameters, input.units);
+}
+
+EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* before)
     : input_(std::move(input)),
       layout_(std::move(layout)),
       communicator_(*input_.communicator),
-      gather_communicator_(input_.communicator),
-      trace_(input_.options.trace_path, communicator_.rank()),
+      gather_communicator_(before == nullptr ? input_.communicator : before->gather_communicator_),
+      instruments_(before == nullptr ? std::make_shared<Instruments>(input_.options.trace_path,
+                                                                     communicator_.rank())
+                                     : before->instruments_),
+      ledger_(instruments_->ledger),
+      sent_bytes_(instruments_->sent_bytes),
+      trace_(instruments_->trace),
       memory_plan_(MakeMemoryPlan(input_.options, layout_)),
       plan_(BuildStepPlan(layout_,
                           {.finish_sums = memory_plan_.sum_levels > 0,
@@ -130,7 +149,8 @@ EngineCore::EngineCore(Input input, layout::Layout layout)
       reductions_issued_(input_.units.size(), 0),
       reductions_in_flight_(input_.units.size(), 0),
       accumulated_(input_.units.size(), 0),
-      weights_(communicator_.size(), 0.0f) {
+      weights_(communicator_.size(), 0.0f),
+      in_charge_(before == nullptr) {
   for (const Operation& operation : plan_.operations) {
     if (operation.verb == Verb::kReduceScatter) ++reductions_of_unit_[operation.unit];
   }
@@ -164,22 +184,27 @@ std::vector<bool> EngineCore::FreshEachMicroBatch() const {
   return fresh;
 }
 
-absl::Status EngineCore::Allocate() {
+absl::Status EngineCore::Allocate(const EngineCore* before) {
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CheckFrames()));
-  ZH_ASSIGN_OR_RETURN(memory_, ModelMemory::Create(communicator_, layout_, memory_plan_, &ledger_,
-                                                   input_.options.notice));
+  ZH_ASSIGN_OR_RETURN(memory_,
+                      ModelMemory::Create(communicator_, layout_, memory_plan_,
+                                          before == nullptr ? nullptr : before->memory_.get(),
+                                          {&ledger_, input_.options.notice}));
   access_ = std::make_unique<StateAccess>(layout_, *memory_, input_.options.master);
   fault_map_ = std::make_unique<memory::FaultMap>(FaultEntries());
-  if (!memory_->arenas().parameter_frames->moves() && communicator_.rank() == 0) {
+  const bool said = before != nullptr && !before->memory_->arenas().parameter_frames->moves();
+  if (!memory_->arenas().parameter_frames->moves() && communicator_.rank() == 0 && !said) {
     input_.options.notice(
         "this kernel cannot move shared mappings (5.13 can), so every acquire maps its pages anew");
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, AllocateScratch()));
-  if (layout_.max_framed_parameter_bytes() > 0) {
+  if (layout_.max_framed_parameter_bytes() > 0 && gather_communicator_ == input_.communicator) {
     ZH_ASSIGN_OR_RETURN(gather_communicator_, communicator_.Duplicate());
   }
-  ZH_ASSIGN_OR_RETURN(const int threads,
-                      UpdateThreads(communicator_, input_.options.update_threads));
+  int threads = before == nullptr ? 0 : before->update_site_->threads();
+  if (before == nullptr) {
+    ZH_ASSIGN_OR_RETURN(threads, UpdateThreads(communicator_, input_.options.update_threads));
+  }
   update_site_ = std::make_unique<UpdateSite>(layout_, *memory_, input_.options, threads);
   return absl::OkStatus();
 }
@@ -236,18 +261,12 @@ absl::Status EngineCore::AllocateScratch() {
                           comm::Communicator::ScratchBytes(layout_.MaxShardElems(), DType::kFloat32,
                                                            communicator_.size()),
                           MemoryKind::kStaging, &ledger_));
-  communicator_.SetScratch(
-      {static_cast<std::byte*>(scratch_.data()), static_cast<size_t>(scratch_.bytes())});
   return absl::OkStatus();
 }
 
 void EngineCore::Start() {
-  if (!communicator_.any_thread() && communicator_.rank() == 0) {
-    input_.options.notice(
-        "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
-        "do not"
-        " overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
-  }
+  communicator_.SetScratch(
+      {static_cast<std::byte*>(scratch_.data()), static_cast<size_t>(scratch_.bytes())});
   for (size_t unit = 0; unit < input_.units.size(); ++unit) Remember(static_cast<UnitId>(unit));
   device_ = device::CreateCpuDevice();
   update_stream_ = device_->CreateStream("update");

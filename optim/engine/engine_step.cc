@@ -37,22 +37,28 @@ void EngineCore::RequestStepIfReady() {
 
 absl::Status EngineCore::CheckStep() const {
   ZH_RETURN_IF_ERROR(window_.CheckStep());
-  if (!incoherent_.ok()) return incoherent_;
+  ZH_RETURN_IF_ERROR(CheckCopies("Step"));
   for (size_t i = 0; i < input_.units.size(); ++i) {
-    const auto unit = static_cast<UnitId>(i);
-    if (!layout_.units()[i].parameters_framed) {
-      const ParameterId changed = FindChanged(unit);
-      if (changed < 0) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("Step: parameter ", input_.parameters[changed].name,
-                       " is not what the engine left there; write under Acquire(kWrite), or call "
-                       "AdoptParameters"));
-    }
-    if (residency_.Pinned(unit)) {
+    if (residency_.Pinned(static_cast<UnitId>(i))) {
       return absl::FailedPreconditionError(
           absl::StrCat("Step: unit ", input_.units[i].name,
                        " is still acquired; its parameters will change, Release it"));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Copies that stay are compared here, those in frames were when their unit was released.
+absl::Status EngineCore::CheckCopies(const char* call) const {
+  if (!incoherent_.ok()) return incoherent_;
+  for (size_t i = 0; i < input_.units.size(); ++i) {
+    if (layout_.units()[i].parameters_framed) continue;
+    const ParameterId changed = FindChanged(static_cast<UnitId>(i));
+    if (changed < 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(call, ": parameter ", input_.parameters[changed].name,
+                     " is not what the engine left there; write under Acquire(kWrite), or call "
+                     "AdoptParameters"));
   }
   return absl::OkStatus();
 }
