@@ -117,6 +117,8 @@ void EngineCore::StartAgreement() {
 void EngineCore::TakeVerdict() {
   Stall(Stall::kAgreement);
   const auto refuse = [this](absl::Status status) {
+    // A frame may be what a trainer has written; every rank gathers anew, for all do the same.
+    residency_.InvalidateAll();
     step_.AgreementDone(false, agreement_.present());
     EndWindow(std::move(status));
   };
