@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <utility>
 
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
@@ -24,12 +25,16 @@ constexpr const char* NameOf(StateKind state) {
 
 class Engine::Impl {
  public:
-  explicit Impl(std::unique_ptr<engine::EngineCore> made) : core(std::move(made)) {
-    for (const ParameterSpec& spec : core->parameters()) {
-      parameter_ids.emplace(spec.name, static_cast<ParameterId>(parameter_ids.size()));
+  explicit Impl(std::unique_ptr<engine::EngineCore> made) : core(std::move(made)) { Register(); }
+
+  // Takes note of the names and shapes that are new.
+  void Register() {
+    for (size_t id = shapes.size(); id < core->parameters().size(); ++id) {
+      shapes.push_back(core->parameters()[id].shape);
+      parameter_ids.emplace(core->parameters()[id].name, static_cast<ParameterId>(id));
     }
-    for (const UnitSpec& spec : core->units()) {
-      unit_ids.emplace(spec.name, static_cast<UnitId>(unit_ids.size()));
+    for (size_t id = unit_ids.size(); id < core->units().size(); ++id) {
+      unit_ids.emplace(core->units()[id].name, static_cast<UnitId>(id));
     }
   }
   // A forked child has neither the threads nor the memory, and what the core would tell its peers
@@ -50,12 +55,16 @@ class Engine::Impl {
     const ParameterSpec& spec = core->parameters()[id];
     const layout::Range range = core->layout().PlaceOf(id).range;
     std::byte* const data = space == nullptr ? nullptr : space + range.begin * SizeOf(spec.dtype);
-    return {data, spec.dtype, spec.shape, range.size()};
+    return {data, spec.dtype, shapes[id], range.size()};
+  }
+
+  Status CheckOpen() const {
+    ZH_RETURN_IF_ERROR(CheckProcess());
+    return closed ? absl::FailedPreconditionError("the engine is closed") : absl::OkStatus();
   }
 
   Status Submit(Call& call) {
-    ZH_RETURN_IF_ERROR(CheckProcess());
-    if (closed) return absl::FailedPreconditionError("the engine is closed");
+    ZH_RETURN_IF_ERROR(CheckOpen());
     core->Submit(call);
     return std::move(call.status);
   }
@@ -83,6 +92,7 @@ class Engine::Impl {
   absl::flat_hash_map<std::string, ParameterId> parameter_ids;
   absl::flat_hash_map<std::string, UnitId> unit_ids;
   const pid_t pid = getpid();
+  std::vector<std::vector<int64_t>> shapes;  // whose elements views show: they stay where they are
   bool closed = false;
 };
 
@@ -186,9 +196,15 @@ Status Engine::Quiesce() {
   return impl_->Submit(call);
 }
 
-Status Engine::AddUnits(std::vector<ParameterSpec>, std::vector<UnitSpec>) {
-  return absl::UnimplementedError("AddUnits: units added later are not in this version");
+Status Engine::AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
+                        std::vector<GroupOptions> groups) {
+  ZH_RETURN_IF_ERROR(impl_->CheckOpen());
+  ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(
+      impl_->core, {std::move(parameters), std::move(units), std::move(groups)}));
+  impl_->Register();
+  return absl::OkStatus();
 }
+
 Status Engine::Save(const std::string&) {
   return absl::UnimplementedError("Save: checkpoints are not in this version");
 }

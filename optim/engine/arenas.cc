@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/base/align.h"
+#include "src/base/check.h"
 #include "src/base/status_macros.h"
 #include "src/memory/available.h"
 #include "src/memory/segment.h"
@@ -40,15 +41,20 @@ absl::StatusOr<std::vector<T>> GatherAll(comm::Communicator& communicator, const
   return all;
 }
 
-// A rank's slice of the segment: what stays of both arenas, then the frames of both. Bytes, each in
-// whole frames.
+// What a pool lacks: all of it, or nothing, for a pool does not grow.
+int64_t Missing(const memory::FramePool* pool, int64_t bytes) {
+  if (pool != nullptr && pool->bytes() >= bytes) return 0;
+  return base::AlignUp(bytes, base::kFrameBytes);
+}
+
+// A rank's slice of the segment: what stays of a generation's arenas, then the frames that are
+// missing. Bytes.
 struct Slice {
-  explicit Slice(const layout::Layout& layout, int64_t parameter_frame_bytes,
-                 int64_t gradient_frame_bytes)
-      : parameters(layout.resident_parameter_bytes()),
-        gradients(layout.resident_gradient_bytes()),
-        parameter_frames(base::AlignUp(parameter_frame_bytes, base::kFrameBytes)),
-        gradient_frames(base::AlignUp(gradient_frame_bytes, base::kFrameBytes)) {}
+  Slice(const layout::ArenaSizes& sizes, FrameSizes frames, const Arenas& before)
+      : parameters(sizes.resident_parameter_bytes),
+        gradients(sizes.resident_gradient_bytes),
+        parameter_frames(Missing(before.parameter_frames.get(), frames.parameters)),
+        gradient_frames(Missing(before.gradient_frames.get(), frames.gradients)) {}
 
   int64_t GradientsBegin() const { return base::AlignUp(parameters, base::kPageBytes); }
   int64_t ParameterFramesBegin() const {
@@ -63,22 +69,33 @@ struct Slice {
   int64_t gradient_frames;
 };
 
-// Brings memory under what stays, and makes the pools of frames; from the segment, or private
-// without one.
-absl::Status Fill(Arenas& arenas, const Slice& slice, const memory::Segment* segment,
-                  int64_t offset, memory::Ledger* ledger) {
-  if (segment == nullptr) {
-    ZH_RETURN_IF_ERROR(arenas.parameters.AttachPrivate(0, slice.parameters));
-    ZH_RETURN_IF_ERROR(arenas.gradients.AttachPrivate(0, slice.gradients));
-  } else {
-    ZH_RETURN_IF_ERROR(arenas.parameters.AttachShared(0, slice.parameters, *segment, offset));
-    ZH_RETURN_IF_ERROR(arenas.gradients.AttachShared(0, slice.gradients, *segment,
-                                                     offset + slice.GradientsBegin()));
+// This rank's part of the node's segment; without one, `segment` is empty.
+struct Share {
+  std::optional<memory::Segment> segment;
+  int64_t offset = 0;
+};
+
+// Brings memory under what stays; from the segment, or private without one.
+absl::Status FillArenas(ArenaPair& pair, const Slice& slice, const Share& share) {
+  if (!share.segment) {
+    ZH_RETURN_IF_ERROR(pair.parameters.AttachPrivate(0, slice.parameters));
+    return pair.gradients.AttachPrivate(0, slice.gradients);
   }
-  const auto frames = [&](int64_t bytes, int64_t begin, std::unique_ptr<memory::FramePool>& pool) {
+  ZH_RETURN_IF_ERROR(
+      pair.parameters.AttachShared(0, slice.parameters, *share.segment, share.offset));
+  return pair.gradients.AttachShared(0, slice.gradients, *share.segment,
+                                     share.offset + slice.GradientsBegin());
+}
+
+// Makes the pools of frames that are missing, in the same way.
+absl::Status FillFrames(Arenas& arenas, const Slice& slice, const Share& share,
+                        memory::Ledger* ledger) {
+  const memory::Segment* const segment = share.segment ? &*share.segment : nullptr;
+  const auto frames = [&](int64_t bytes, int64_t begin, std::shared_ptr<memory::FramePool>& pool) {
+    if (bytes == 0 && pool != nullptr) return absl::OkStatus();
     auto created = segment == nullptr
                        ? memory::FramePool::CreatePrivate(bytes, MemoryKind::kFrames, ledger)
-                       : memory::FramePool::CreateInSegment(*segment, {offset + begin, bytes},
+                       : memory::FramePool::CreateInSegment(*segment, {share.offset + begin, bytes},
                                                             MemoryKind::kFrames, ledger);
     if (created.ok()) pool = std::move(created).value();
     return created.status();
@@ -87,12 +104,6 @@ absl::Status Fill(Arenas& arenas, const Slice& slice, const memory::Segment* seg
       frames(slice.parameter_frames, slice.ParameterFramesBegin(), arenas.parameter_frames));
   return frames(slice.gradient_frames, slice.GradientFramesBegin(), arenas.gradient_frames);
 }
-
-// This rank's part of the node's segment; without one, `segment` is empty.
-struct Share {
-  std::optional<memory::Segment> segment;
-  int64_t offset = 0;
-};
 
 // Collective; see the head of the file.
 absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t bytes,
@@ -140,30 +151,36 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
   return share;
 }
 
-absl::StatusOr<Arenas> Reserve(const layout::Layout& layout, memory::Ledger* ledger) {
-  Arenas arenas;
-  ZH_ASSIGN_OR_RETURN(arenas.parameters,
-                      memory::AddressArena::Reserve(layout.parameter_arena_bytes(),
-                                                    MemoryKind::kParameters, ledger));
-  ZH_ASSIGN_OR_RETURN(
-      arenas.gradients,
-      memory::AddressArena::Reserve(layout.gradient_arena_bytes(), MemoryKind::kGradients, ledger));
-  return arenas;
+absl::StatusOr<ArenaPair> Reserve(const layout::ArenaSizes& sizes, memory::Ledger* ledger) {
+  ArenaPair pair;
+  ZH_ASSIGN_OR_RETURN(pair.parameters, memory::AddressArena::Reserve(
+                                           sizes.parameter_bytes, MemoryKind::kParameters, ledger));
+  ZH_ASSIGN_OR_RETURN(pair.gradients, memory::AddressArena::Reserve(
+                                          sizes.gradient_bytes, MemoryKind::kGradients, ledger));
+  return pair;
+}
+
+absl::Status Make(Arenas& arenas, const layout::ArenaSizes& sizes, const Slice& slice,
+                  const Share& share, memory::Ledger* ledger) {
+  ZH_ASSIGN_OR_RETURN(ArenaPair pair, Reserve(sizes, ledger));
+  ZH_RETURN_IF_ERROR(FillArenas(pair, slice, share));
+  arenas.generations.push_back(std::make_shared<const ArenaPair>(std::move(pair)));
+  return FillFrames(arenas, slice, share, ledger);
 }
 
 }  // namespace
 
 absl::StatusOr<Arenas> CreateArenas(comm::Communicator& communicator, const layout::Layout& layout,
-                                    int64_t parameter_frame_bytes, int64_t gradient_frame_bytes,
-                                    memory::Ledger* ledger, const base::NoticeSink& notice) {
-  const Slice slice(layout, parameter_frame_bytes, gradient_frame_bytes);
-  ZH_ASSIGN_OR_RETURN(const Share share, ShareSegment(communicator, slice.Bytes(), notice));
-  absl::StatusOr<Arenas> arenas = Reserve(layout, ledger);
-  absl::Status status = arenas.status();
-  if (status.ok()) {
-    status = Fill(*arenas, slice, share.segment ? &*share.segment : nullptr, share.offset, ledger);
-  }
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
+                                    FrameSizes frames, const Arenas& before, MemoryBooks books) {
+  ZH_CHECK(before.generations.size() + 1 == layout.arenas().size(), before.generations.size());
+  const layout::ArenaSizes& sizes = layout.arenas().back();
+  const Slice slice(sizes, frames, before);
+  ZH_ASSIGN_OR_RETURN(const Share share, ShareSegment(communicator, slice.Bytes(), books.notice));
+  Arenas arenas = before;
+  // A pool that is too small serves nobody further; who has it keeps it.
+  if (slice.parameter_frames > 0) arenas.parameter_frames.reset();
+  if (slice.gradient_frames > 0) arenas.gradient_frames.reset();
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, Make(arenas, sizes, slice, share, books.ledger)));
   return arenas;
 }
 

@@ -1,11 +1,12 @@
 // The addresses that the trainer sees, and the memory under them: what stays, and the frames that
-// come and go. All of it is one slice of the node's shared segment.
+// come and go. What is made at one time is one slice of the node's shared segment.
 #pragma once
 
 #include <absl/status/statusor.h>
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "src/base/notice.h"
 #include "src/comm/communicator.h"
@@ -16,18 +17,36 @@
 
 namespace zerohold::engine {
 
-struct Arenas {
+// Of one generation of units.
+struct ArenaPair {
   memory::AddressArena parameters;
   memory::AddressArena gradients;
-  std::unique_ptr<memory::FramePool> parameter_frames;
-  std::unique_ptr<memory::FramePool> gradient_frames;
+};
+
+// Shared by the engines that follow each other over the same memory.
+struct Arenas {
+  std::vector<std::shared_ptr<const ArenaPair>> generations;
+  std::shared_ptr<memory::FramePool> parameter_frames;
+  std::shared_ptr<memory::FramePool> gradient_frames;
+};
+
+// Of the pools, bytes.
+struct FrameSizes {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+};
+
+// Who counts memory, and who is told of it.
+struct MemoryBooks {
+  memory::Ledger* ledger;
+  const base::NoticeSink& notice;
 };
 
 // A node's ranks put their memory into one segment that the lowest of them makes. Where shared
-// memory has no room it is private memory, and `notice` says so once. Collective. Errors, the same
-// on all ranks: ResourceExhausted with asked and available.
+// memory has no room it is private memory, and the notice says so once. `before` has the
+// generations but the last, which is made: it keeps them, and its frames where they are enough.
+// Collective. Errors, the same on all ranks: ResourceExhausted with asked and available.
 absl::StatusOr<Arenas> CreateArenas(comm::Communicator& communicator, const layout::Layout& layout,
-                                    int64_t parameter_frame_bytes, int64_t gradient_frame_bytes,
-                                    memory::Ledger* ledger, const base::NoticeSink& notice);
+                                    FrameSizes frames, const Arenas& before, MemoryBooks books);
 
 }  // namespace zerohold::engine

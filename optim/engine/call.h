@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "src/memory/extents.h"
 #include "zerohold/engine.h"
@@ -26,6 +27,13 @@ struct Move {
   memory::Extent extent{};
 };
 
+// What AddUnits is given.
+struct Addition {
+  std::vector<ParameterSpec> parameters;
+  std::vector<UnitSpec> units;
+  std::vector<GroupOptions> groups;
+};
+
 // Lives on the caller's stack until it is answered.
 struct Call {
   enum class Kind : uint8_t {
@@ -38,6 +46,7 @@ struct Call {
     kRead,
     kWrite,
     kAdopt,
+    kExtend,
     kQuiesce
   };
   Kind kind;
@@ -54,6 +63,7 @@ struct Call {
   int64_t begin = 0;
   std::span<float> out{};
   std::span<const float> values{};
+  const Addition* addition = nullptr;
 
   // What the caller's own check of the arguments says (kRead, kWrite: all ranks must hear of it),
   // then the answer.

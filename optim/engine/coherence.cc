@@ -9,19 +9,19 @@
 
 namespace zerohold::engine {
 
-Coherence::Coherence(const layout::Layout& layout) : layout_(layout) {
-  for (const layout::FlatSpace& space : layout.spaces()) {
-    lines_.emplace_back(base::CeilDiv(space.elems * SizeOf(space.dtype), kStrideBytes));
-  }
-}
+Coherence::Coherence(const layout::Layout& layout)
+    : layout_(layout), lines_(layout.spaces().size()) {}
 
 // Spaces are whole blocks of 256 elements, so every stride that begins in one has a whole line.
 uint64_t Coherence::HashLine(const std::byte* copy, int64_t line) {
   return base::Hash(std::span(copy + line * kStrideBytes, kLineBytes));
 }
 
+// The table grows with what is there: a model that has no room is told so before.
 void Coherence::Remember(int32_t space, const std::byte* copy) {
+  const layout::FlatSpace& flat = layout_.spaces()[space];
   std::vector<uint64_t>& lines = lines_[space];
+  lines.resize(base::CeilDiv(flat.elems * SizeOf(flat.dtype), kStrideBytes));
   for (size_t i = 0; i < lines.size(); ++i) lines[i] = HashLine(copy, static_cast<int64_t>(i));
 }
 

@@ -18,7 +18,7 @@ class Coherence {
 
   // `copy` is the whole space in its dtype.
   void Remember(int32_t space, const std::byte* copy);
-  // The parameter of the first line that has changed since; -1 for none.
+  // The parameter of the first line that has changed since; -1 for none, and before any.
   ParameterId FindChanged(int32_t space, const std::byte* copy) const;
 
  private:

@@ -46,6 +46,10 @@ std::string Consistency::Describe(std::span<const GroupOptions> groups, int comm
   return text;
 }
 
+void Consistency::Inherit(const Consistency& before) {
+  std::ranges::copy(before.written_, written_.begin());
+}
+
 void Consistency::Clear() { std::fill(written_.begin(), written_.end(), 0); }
 
 std::string DescribeGroup(const GroupOptions& group) {

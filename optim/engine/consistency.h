@@ -30,6 +30,9 @@ class Consistency {
   // One line per thing, in an order that is the same on all of them.
   std::string Describe(std::span<const GroupOptions> groups, int communicator) const;
 
+  // What was written to the units of another one, which come first in this one's list.
+  void Inherit(const Consistency& before);
+
   // Agreed: what was written is forgotten.
   void Clear();
 

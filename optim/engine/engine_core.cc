@@ -26,9 +26,10 @@ void EngineCore::Submit(Call& call) {
 // On the caller's thread: what it must not see vanish or appear under it, it moves itself.
 absl::Status EngineCore::CarryOut(const Move& move) {
   const layout::UnitPlace& unit = layout_.units()[move.unit];
-  Arenas& arenas = memory_->arenas();
-  char* const parameters = arenas.parameters.base() + unit.parameter_bytes.begin;
-  char* const gradients = arenas.gradients.base() + unit.gradient_bytes.begin;
+  const Arenas& arenas = memory_->arenas();
+  const ArenaPair& pair = memory_->ArenasOf(move.unit);
+  char* const parameters = pair.parameters.base() + unit.parameter_bytes.begin;
+  char* const gradients = pair.gradients.base() + unit.gradient_bytes.begin;
   switch (move.kind) {
     case Move::Kind::kAttachParameters:
       return arenas.parameter_frames->Attach(move.extent, parameters);
@@ -52,7 +53,7 @@ absl::Status EngineCore::Stop() {
   thread_.join();
   // Peers may be waiting for this rank's part of the step: they hear that it does not come, by the
   // verb in flight or else from one that ends at once.
-  const bool leaves = in_flight_ > 0 || window_.micro_batches() > 0;
+  const bool leaves = in_charge_ && (in_flight_ > 0 || window_.micro_batches() > 0);
   for (const auto* list : {&input_.communicators, &gather_communicators_}) {
     if (!leaves) break;
     for (const auto& communicator : *list) communicator->Cancel();
@@ -65,12 +66,13 @@ absl::Status EngineCore::Stop() {
   }
   own_gather_executor_.reset();
   update_stream_->Synchronize();
-  absl::Status traced = trace_.Write();
+  absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
   return failed_.ok() ? traced : failed_;
 }
 
 EngineCore::~EngineCore() {
   Stop().IgnoreError();
+  if (!in_charge_) return;
   // The communicators outlive what they were lent.
   for (const auto& communicator : input_.communicators) {
     communicator->SetScratch({});
@@ -191,6 +193,11 @@ void EngineCore::HandleCall(Call& call) {
       access_call_ = &call;
       executor_->Post({&RunAccess, this, 0});
       return;
+    case Call::Kind::kExtend:
+      call.status = CheckExtend();
+      access_call_ = &call;
+      executor_->Post({&RunExtend, this, 0});
+      return;
     case Call::Kind::kQuiesce:
       quiesce_call_ = &call;
       return;
@@ -227,14 +234,18 @@ void EngineCore::Adopt(Call& call) {
 }
 
 void EngineCore::AnswerAccess(const absl::Status& status) {
-  const bool callers_mistake =
-      absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status);
-  if (!status.ok() && !callers_mistake) Fail(status);
+  const bool refused = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
+                       absl::IsResourceExhausted(status) || absl::IsUnimplemented(status);
+  if (!status.ok() && !refused) Fail(status);
   Call& call = *std::exchange(access_call_, nullptr);
   if (status.ok() && call.kind == Call::Kind::kWrite) {
     const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;
     residency_.Invalidate(unit);
     Remember(unit);
+  }
+  if (status.ok() && call.kind == Call::Kind::kExtend) {
+    quiesce_call_ = &call;  // prefetches may be on their way
+    return;
   }
   Answer(call, status);
 }

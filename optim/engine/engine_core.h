@@ -11,6 +11,8 @@
 //  finished.
 //  3. Once `failed_` is set nothing new starts, and every call gets it.
 //  4. After warm-up nothing is allocated in a step.
+//  5. A core never changes its model: when units are added, a successor takes over its memory and
+//  communicators.
 #pragma once
 
 #include <absl/status/status.h>
@@ -61,6 +63,9 @@ class EngineCore : private StepActions {
   };
   // Collective, blocking; the verdict is the same on all ranks.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(Input input);
+  // Puts in the place of `core` one that has the addition besides. Collective, blocking, between
+  // steps; the verdict is the same on all ranks. On an error `core` is as it was.
+  static absl::Status Extend(std::unique_ptr<EngineCore>& core, const Addition& addition);
   ~EngineCore() override;
 
   // Sends the call to the engine thread and waits for its answer, which may name memory to be
@@ -107,14 +112,29 @@ class EngineCore : private StepActions {
     Issue* issue = nullptr;  // that is done
     absl::Status status{};
   };
-  EngineCore(Input input, layout::Layout layout);
+  // What counts and records, in one core after the other.
+  struct Instruments {
+    Instruments(const std::string& trace_path, int rank) : trace(trace_path, rank) {}
+    memory::Ledger ledger;
+    telemetry::Counters<Traffic> sent_bytes;
+    telemetry::Trace trace;
+  };
+  // `before` is whom it will succeed; null for none. It lasts until this one has taken over.
+  EngineCore(Input input, layout::Layout layout, const EngineCore* before);
   // engine_create.cc
-  absl::Status Allocate();
+  static absl::StatusOr<layout::Layout> Plan(const Input& input, std::vector<UnitId> generations);
+  absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
   absl::Status CheckFrames() const;
   std::vector<memory::FaultMap::Entry> FaultEntries() const;
   void Start();
   std::vector<bool> FreshEachMicroBatch() const;
+
+  // engine_extend.cc
+  absl::Status CheckExtend() const;
+  static void RunExtend(void* self, int64_t);
+  absl::Status BuildSuccessor(const Call& call);
+  void Inherit(const EngineCore& before);
 
   absl::Status CarryOut(const Move& move);
 
@@ -157,16 +177,20 @@ class EngineCore : private StepActions {
   // engine_step.cc: the course of a step.
   void BeginStep(Call& call);
   absl::Status CheckStep() const;
+  absl::Status CheckCopies(const char* call) const;
   void RequestStepIfReady();
   float Divisor(int32_t space) const;
   void TakeVerdict();
   void Apply();
   void Skip();
   void FinishStepIfDone();
-  void EndWindow(absl::Status status);
+  void EndWithout(absl::Status status);
+  void EndWindow();
   void Stall(zerohold::Stall cause);
   void StartOperation(int index) override;
   void StartAgreement() override;
+  void DropRecord(int64_t record) override;
+  void StartClosing() override;
   const std::byte* Addends(const Operation& operation) const;
 
   // engine_tasks.cc. On the communication threads:
@@ -199,9 +223,10 @@ class EngineCore : private StepActions {
   comm::Communicator& communicator_;  // the first one, of all ranks
   // For each one, its twin where units come in frames, else itself.
   std::vector<std::shared_ptr<comm::Communicator>> gather_communicators_;
-  memory::Ledger ledger_;
-  telemetry::Counters<Traffic> sent_bytes_;
-  telemetry::Trace trace_;
+  const std::shared_ptr<Instruments> instruments_;
+  memory::Ledger& ledger_;
+  telemetry::Counters<Traffic>& sent_bytes_;
+  telemetry::Trace& trace_;
   const MemoryPlan memory_plan_;
   std::unique_ptr<ModelMemory> memory_;
   std::unique_ptr<StateAccess> access_;
@@ -234,6 +259,7 @@ class EngineCore : private StepActions {
   absl::Status step_local_;  // what this rank has against the step
   absl::Status incoherent_;  // a copy was found changed at a Release
   absl::Status refusal_;     // what the ranks agreed against it
+  absl::Status ending_;      // what it will be answered
   StepStats stats_;
   int64_t stall_since_ns_ = 0;
   std::vector<UnitId> begins_;  // of the acquire at hand
@@ -271,6 +297,9 @@ class EngineCore : private StepActions {
   std::unique_ptr<comm::Executor> own_gather_executor_;
   comm::Executor* gather_executor_ = nullptr;
   std::thread thread_;
+
+  std::unique_ptr<EngineCore> successor_;  // from the end of BuildSuccessor to the end of Extend
+  bool in_charge_;  // communicators and trace are this core's to use and to end
 };
 
 }  // namespace zerohold::engine

@@ -62,6 +62,12 @@ absl::Status CheckCommunicators(const EngineCore::Input& input) {
   return absl::OkStatus();
 }
 
+// Whether collectives may run beside the trainer's calls.
+bool AnyThread(const EngineCore::Input& input) {
+  return std::ranges::all_of(input.communicators,
+                             [](const auto& communicator) { return communicator->any_thread(); });
+}
+
 layout::LayoutConfig MakeLayoutConfig(const EngineCore::Input& input) {
   layout::LayoutConfig config;
   config.communicators.clear();
@@ -111,38 +117,60 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
       each->Configure(settings);
     }
   }
-  if (status.ok()) status = CheckCommunicators(input);
-  if (status.ok()) status = CheckParameters(input);
   absl::StatusOr<layout::Layout> layout(absl::UnknownError("not planned"));
   if (status.ok()) {
-    layout = layout::Layout::Create(MakeLayoutConfig(input), input.parameters, input.units);
+    layout = Plan(input, {});
     status = layout.status();
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
   // 2. The same input everywhere.
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, CompareOverRanks(input)));
   // 3. Memory and threads.
-  std::unique_ptr<EngineCore> core(new EngineCore(std::move(input), std::move(layout).value()));
-  ZH_RETURN_IF_ERROR(core->Allocate());
+  std::unique_ptr<EngineCore> core(
+      new EngineCore(std::move(input), std::move(layout).value(), nullptr));
+  ZH_RETURN_IF_ERROR(core->Allocate(nullptr));
+  if (!AnyThread(core->input_) && communicator.rank() == 0) {
+    core->input_.options.notice(
+        "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
+        "do not"
+        " overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+  }
   core->Start();
   return core;
 }
 
-EngineCore::EngineCore(Input input, layout::Layout layout)
+// Errors: InvalidArgument naming the parameter, unit or option.
+absl::StatusOr<layout::Layout> EngineCore::Plan(const Input& input,
+                                                std::vector<UnitId> generations) {
+  ZH_RETURN_IF_ERROR(CheckCommunicators(input));
+  ZH_RETURN_IF_ERROR(CheckParameters(input));
+  layout::LayoutConfig config = MakeLayoutConfig(input);
+  config.generations = std::move(generations);
+  return layout::Layout::Create(config, input.parameters, input.units);
+}
+
+EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* before)
     : input_(std::move(input)),
       layout_(std::move(layout)),
       communicator_(*input_.communicators[0]),
-      gather_communicators_(input_.communicators),
-      trace_(input_.options.trace_path, communicator_.rank()),
+      gather_communicators_(before == nullptr ? input_.communicators
+                                              : before->gather_communicators_),
+      instruments_(before == nullptr ? std::make_shared<Instruments>(input_.options.trace_path,
+                                                                     communicator_.rank())
+                                     : before->instruments_),
+      ledger_(instruments_->ledger),
+      sent_bytes_(instruments_->sent_bytes),
+      trace_(instruments_->trace),
       memory_plan_(MakeMemoryPlan(input_.options, layout_)),
-      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0)),
+      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0,
+                          std::vector<bool>(layout_.records().size(), false))),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
       window_(input_.units, FreshEachMicroBatch()),
       residency_(layout_, input_.units, memory_plan_.parameter_frame_bytes),
       gradient_frames_(layout_, memory_plan_.gradient_frame_bytes),
       coherence_(layout_),
-      step_(plan_, static_cast<int>(input_.units.size()), *this),
+      step_(plan_, static_cast<int>(input_.units.size()), {}, *this),
       agreement_(layout_),
       consistency_(layout_, input_.units),
       loss_scaler_(input_.options.loss_scale),
@@ -154,7 +182,8 @@ EngineCore::EngineCore(Input input, layout::Layout layout)
       reductions_issued_(input_.units.size(), 0),
       reductions_in_flight_(input_.units.size(), 0),
       accumulated_(input_.units.size(), 0),
-      weights_(input_.communicators.size()) {
+      weights_(input_.communicators.size()),
+      in_charge_(before == nullptr) {
   for (const Operation& operation : plan_.operations) {
     if (operation.verb == Verb::kReduceScatter) ++reductions_of_unit_[operation.unit];
   }
@@ -192,24 +221,29 @@ std::vector<bool> EngineCore::FreshEachMicroBatch() const {
   return fresh;
 }
 
-absl::Status EngineCore::Allocate() {
+absl::Status EngineCore::Allocate(const EngineCore* before) {
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CheckFrames()));
-  ZH_ASSIGN_OR_RETURN(memory_, ModelMemory::Create(communicator_, layout_, memory_plan_, &ledger_,
-                                                   input_.options.notice));
+  ZH_ASSIGN_OR_RETURN(memory_,
+                      ModelMemory::Create(communicator_, layout_, memory_plan_,
+                                          before == nullptr ? nullptr : before->memory_.get(),
+                                          {&ledger_, input_.options.notice}));
   access_ = std::make_unique<StateAccess>(layout_, *memory_, input_.options.master);
   fault_map_ = std::make_unique<memory::FaultMap>(FaultEntries());
-  if (!memory_->arenas().parameter_frames->moves() && communicator_.rank() == 0) {
+  const bool said = before != nullptr && !before->memory_->arenas().parameter_frames->moves();
+  if (!memory_->arenas().parameter_frames->moves() && communicator_.rank() == 0 && !said) {
     input_.options.notice(
         "this kernel cannot move shared mappings (5.13 can), so every acquire maps its pages anew");
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, AllocateScratch()));
-  if (layout_.max_framed_parameter_bytes() > 0) {
+  if (layout_.max_framed_parameter_bytes() > 0 && gather_communicators_ == input_.communicators) {
     for (auto& communicator : gather_communicators_) {
       ZH_ASSIGN_OR_RETURN(communicator, communicator->Duplicate());
     }
   }
-  ZH_ASSIGN_OR_RETURN(const int threads,
-                      UpdateThreads(communicator_, input_.options.update_threads));
+  int threads = before == nullptr ? 0 : before->update_site_->threads();
+  if (before == nullptr) {
+    ZH_ASSIGN_OR_RETURN(threads, UpdateThreads(communicator_, input_.options.update_threads));
+  }
   update_site_ = std::make_unique<UpdateSite>(layout_, *memory_, input_.options, threads);
   return absl::OkStatus();
 }
@@ -269,23 +303,16 @@ absl::Status EngineCore::AllocateScratch() {
       scratch_, memory::HostBuffer::Allocate(comm::Communicator::ScratchBytes(
                                                  layout_.MaxShardElems(), DType::kFloat32, ranks),
                                              MemoryKind::kStaging, &ledger_));
+  return absl::OkStatus();
+}
+
+void EngineCore::Start() {
   // All reductions run on one thread, one after the other.
   for (const auto& communicator : input_.communicators) {
     communicator->SetScratch(
         {static_cast<std::byte*>(scratch_.data()), static_cast<size_t>(scratch_.bytes())});
   }
-  return absl::OkStatus();
-}
-
-void EngineCore::Start() {
-  const bool any_thread = std::ranges::all_of(
-      input_.communicators, [](const auto& communicator) { return communicator->any_thread(); });
-  if (!any_thread && communicator_.rank() == 0) {
-    input_.options.notice(
-        "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
-        "do not"
-        " overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
-  }
+  const bool any_thread = AnyThread(input_);
   for (size_t unit = 0; unit < input_.units.size(); ++unit) Remember(static_cast<UnitId>(unit));
   device_ = device::CreateCpuDevice();
   update_stream_ = device_->CreateStream("update");

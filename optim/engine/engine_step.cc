@@ -37,22 +37,28 @@ void EngineCore::RequestStepIfReady() {
 
 absl::Status EngineCore::CheckStep() const {
   ZH_RETURN_IF_ERROR(window_.CheckStep());
-  if (!incoherent_.ok()) return incoherent_;
+  ZH_RETURN_IF_ERROR(CheckCopies("Step"));
   for (size_t i = 0; i < input_.units.size(); ++i) {
-    const auto unit = static_cast<UnitId>(i);
-    if (!layout_.units()[i].parameters_framed) {
-      const ParameterId changed = FindChanged(unit);
-      if (changed < 0) continue;
-      return absl::FailedPreconditionError(
-          absl::StrCat("Step: parameter ", input_.parameters[changed].name,
-                       " is not what the engine left there; write under Acquire(kWrite), or call "
-                       "AdoptParameters"));
-    }
-    if (residency_.Pinned(unit)) {
+    if (residency_.Pinned(static_cast<UnitId>(i))) {
       return absl::FailedPreconditionError(
           absl::StrCat("Step: unit ", input_.units[i].name,
                        " is still acquired; its parameters will change, Release it"));
     }
+  }
+  return absl::OkStatus();
+}
+
+// Copies that stay are compared here, those in frames were when their unit was released.
+absl::Status EngineCore::CheckCopies(const char* call) const {
+  if (!incoherent_.ok()) return incoherent_;
+  for (size_t i = 0; i < input_.units.size(); ++i) {
+    if (layout_.units()[i].parameters_framed) continue;
+    const ParameterId changed = FindChanged(static_cast<UnitId>(i));
+    if (changed < 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(call, ": parameter ", input_.parameters[changed].name,
+                     " is not what the engine left there; write under Acquire(kWrite), or call "
+                     "AdoptParameters"));
   }
   return absl::OkStatus();
 }
@@ -113,8 +119,9 @@ void EngineCore::StartAgreement() {
 void EngineCore::TakeVerdict() {
   Stall(Stall::kAgreement);
   const auto refuse = [this](absl::Status status) {
-    step_.AgreementDone(false, agreement_.present());
-    EndWindow(std::move(status));
+    // A frame may be what a trainer has written; every rank gathers anew, for all do the same.
+    residency_.InvalidateAll();
+    EndWithout(std::move(status));
   };
   if (!refusal_.ok()) return refuse(std::exchange(refusal_, absl::OkStatus()));
   if (!agreement_.any_reported()) {
@@ -140,9 +147,18 @@ void EngineCore::Skip() {
         "; the first parameter whose gradient is not finite is ", blamed_,
         "; lower the learning rate, look at its inputs, or raise loss_scale.max_skips"));
   }
-  step_.AgreementDone(false, agreement_.present());
-  EndWindow(std::move(status));
+  EndWithout(std::move(status));
 }
+
+// No update: what was fetched for it goes unwritten.
+void EngineCore::EndWithout(absl::Status status) {
+  ending_ = std::move(status);
+  step_.AgreementDone(false, agreement_.present());
+}
+
+void EngineCore::DropRecord(int64_t) {}
+
+void EngineCore::StartClosing() {}
 
 void EngineCore::Apply() {
   const double limit = input_.options.clip_grad_norm;
@@ -167,13 +183,14 @@ void EngineCore::FinishStepIfDone() {
   Stall(gathers ? Stall::kGather : Stall::kUpdate);
   for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
     const UnitId unit = layout_.spaces()[space].unit;
-    const bool changed = agreement_.present()[space] && !layout_.units()[unit].parameters_framed;
+    const bool changed =
+        stats_.applied && agreement_.present()[space] && !layout_.units()[unit].parameters_framed;
     if (changed) coherence_.Remember(space, Copy(space));
   }
-  EndWindow(absl::OkStatus());
+  EndWindow();
 }
 
-void EngineCore::EndWindow(absl::Status status) {
+void EngineCore::EndWindow() {
   stats_.step = applied_steps_;
   stats_.sent_bytes = sent_bytes_.Take();
   stats_.route_changes = residency_.route_changes();
@@ -185,7 +202,7 @@ void EngineCore::EndWindow(absl::Status status) {
   std::fill(accumulated_.begin(), accumulated_.end(), 0);
   Call& call = *std::exchange(step_call_, nullptr);
   call.stats = std::exchange(stats_, StepStats());
-  Answer(call, std::move(status));
+  Answer(call, std::exchange(ending_, absl::OkStatus()));
 }
 
 // Counts the time since the last cause under this one.

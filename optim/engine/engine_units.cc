@@ -195,7 +195,6 @@ void EngineCore::ReleaseParameters(UnitId unit, bool written) {
     incoherent_ = absl::FailedPreconditionError(absl::StrCat(
         "parameter ", input_.parameters[changed].name,
         " was written while its unit was acquired for reading; acquire it with kWrite"));
-    residency_.Invalidate(touched);
   }
 }
 

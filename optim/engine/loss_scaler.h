@@ -25,7 +25,7 @@ class LossScaler {
   void Skipped();
 
  private:
-  const LossScaleOptions options_;
+  LossScaleOptions options_;
   double scale_;
   int64_t clean_steps_ = 0;  // since it last grew, shrank, or a step was skipped
   int64_t skips_ = 0;        // since it last grew or shrank

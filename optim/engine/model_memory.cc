@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <span>
 
 #include "optim/kernels/masters.h"
 #include "optim/kernels/update.h"
@@ -21,12 +22,12 @@ class ModelMemory::Pieces {
     bytes_ += base::AlignUp(bytes, 64);
   }
   absl::Status Allocate(MemoryKind kind, memory::Ledger* ledger,
-                        std::vector<memory::HostBuffer>& buffers) {
+                        std::vector<std::shared_ptr<const memory::HostBuffer>>& buffers) {
     ZH_ASSIGN_OR_RETURN(memory::HostBuffer buffer,
                         memory::HostBuffer::Allocate(bytes_, kind, ledger));
     for (const Piece& piece : pieces_)
       piece.set(static_cast<std::byte*>(buffer.data()) + piece.offset);
-    buffers.push_back(std::move(buffer));
+    buffers.push_back(std::make_shared<const memory::HostBuffer>(std::move(buffer)));
     return absl::OkStatus();
   }
 
@@ -78,22 +79,36 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
 absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communicator& communicator,
                                                                  const layout::Layout& layout,
                                                                  const MemoryPlan& plan,
-                                                                 memory::Ledger* ledger,
-                                                                 const base::NoticeSink& notice) {
-  std::unique_ptr<ModelMemory> memory(new ModelMemory(layout));
-  ZH_ASSIGN_OR_RETURN(memory->arenas_,
-                      CreateArenas(communicator, layout, plan.parameter_frame_bytes,
-                                   plan.gradient_frame_bytes, ledger, notice));
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator, memory->Allocate(plan, ledger)));
+                                                                 const ModelMemory* before,
+                                                                 MemoryBooks books) {
+  std::unique_ptr<ModelMemory> memory(new ModelMemory(layout, before));
+  ZH_ASSIGN_OR_RETURN(
+      memory->arenas_,
+      CreateArenas(communicator, layout, {plan.parameter_frame_bytes, plan.gradient_frame_bytes},
+                   memory->arenas_, books));
+  const size_t first = before == nullptr ? 0 : before->spaces_.size();
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, memory->Allocate(first, plan, books.ledger)));
   return memory;
 }
 
-absl::Status ModelMemory::Allocate(const MemoryPlan& plan, memory::Ledger* ledger) {
-  for (const layout::FlatSpace& space : layout_.spaces()) {
+ModelMemory::ModelMemory(const layout::Layout& layout, const ModelMemory* before)
+    : layout_(layout) {
+  if (before != nullptr) {
+    spaces_ = before->spaces_;
+    unit_has_full_sums_ = before->unit_has_full_sums_;
+    arenas_ = before->arenas_;
+    buffers_ = before->buffers_;
+  }
+  spaces_.resize(layout.spaces().size());
+  unit_has_full_sums_.resize(layout.units().size(), false);
+}
+
+absl::Status ModelMemory::Allocate(size_t first, const MemoryPlan& plan, memory::Ledger* ledger) {
+  for (const layout::FlatSpace& space : layout_.spaces().subspan(first)) {
     if (plan.full_sums && space.dtype != DType::kFloat32) unit_has_full_sums_[space.unit] = true;
   }
   Pieces copies, gradients, masters, moments1, moments2;
-  for (size_t i = 0; i < spaces_.size(); ++i) {
+  for (size_t i = first; i < spaces_.size(); ++i) {
     const layout::FlatSpace& space = layout_.spaces()[i];
     const layout::UnitPlace& unit = layout_.units()[space.unit];
     SpaceMemory& memory = spaces_[i];
@@ -130,7 +145,7 @@ absl::Status ModelMemory::Allocate(const MemoryPlan& plan, memory::Ledger* ledge
   ZH_RETURN_IF_ERROR(moments1.Allocate(MemoryKind::kMoment1, ledger, buffers_));
   ZH_RETURN_IF_ERROR(moments2.Allocate(MemoryKind::kMoment2, ledger, buffers_));
   // Where the reduced gradient is not an array of its own, it is the sum's, or the gradient's.
-  for (SpaceMemory& memory : spaces_) {
+  for (SpaceMemory& memory : std::span(spaces_).subspan(first)) {
     if (!memory.sums.empty()) {
       memory.result = {reinterpret_cast<std::byte*>(memory.sums[0]), DType::kFloat32, true};
     } else if (memory.full_sum.base != nullptr) {
@@ -142,15 +157,21 @@ absl::Status ModelMemory::Allocate(const MemoryPlan& plan, memory::Ledger* ledge
   return absl::OkStatus();
 }
 
-std::byte* ModelMemory::ParameterAddress(int32_t space) const {
-  return reinterpret_cast<std::byte*>(arenas_.parameters.base()) +
-         layout_.spaces()[space].parameter_offset_bytes;
+const ArenaPair& ModelMemory::ArenasOf(UnitId unit) const {
+  return *arenas_.generations[layout_.units()[unit].generation];
 }
 
-std::byte* ModelMemory::GradientAddress(int32_t space) const {
-  const int64_t offset = layout_.spaces()[space].gradient_offset_bytes;
-  if (offset < 0) return nullptr;
-  return reinterpret_cast<std::byte*>(arenas_.gradients.base()) + offset;
+std::byte* ModelMemory::ParameterAddress(int32_t index) const {
+  const layout::FlatSpace& space = layout_.spaces()[index];
+  return reinterpret_cast<std::byte*>(ArenasOf(space.unit).parameters.base()) +
+         space.parameter_offset_bytes;
+}
+
+std::byte* ModelMemory::GradientAddress(int32_t index) const {
+  const layout::FlatSpace& space = layout_.spaces()[index];
+  if (space.gradient_offset_bytes < 0) return nullptr;
+  return reinterpret_cast<std::byte*>(ArenasOf(space.unit).gradients.base()) +
+         space.gradient_offset_bytes;
 }
 
 }  // namespace zerohold::engine

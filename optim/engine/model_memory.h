@@ -60,29 +60,30 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
 
 class ModelMemory {
  public:
-  // `layout` and `ledger` outlive it. Collective.
+  // `layout` and the ledger outlive it. `before` has the generations of units but the last: their
+  // arrays are shared, the last one's are made; null when there is but one. Collective.
   // Errors, the same on all ranks: ResourceExhausted with asked and available.
   static absl::StatusOr<std::unique_ptr<ModelMemory>> Create(comm::Communicator& communicator,
                                                              const layout::Layout& layout,
                                                              const MemoryPlan& plan,
-                                                             memory::Ledger* ledger,
-                                                             const base::NoticeSink& notice);
+                                                             const ModelMemory* before,
+                                                             MemoryBooks books);
 
   const SpaceMemory& space(int32_t index) const { return spaces_[index]; }
   // See MemoryPlan::full_sums.
   bool HasFullSums(UnitId unit) const { return unit_has_full_sums_[unit]; }
-  Arenas& arenas() { return arenas_; }
+  const Arenas& arenas() const { return arenas_; }
+
+  const ArenaPair& ArenasOf(UnitId unit) const;
 
   // What the trainer sees; addresses, whether there is memory now or not.
   std::byte* ParameterAddress(int32_t space) const;
   std::byte* GradientAddress(int32_t space) const;  // null for a frozen one
 
  private:
-  explicit ModelMemory(const layout::Layout& layout)
-      : layout_(layout),
-        spaces_(layout.spaces().size()),
-        unit_has_full_sums_(layout.units().size(), false) {}
-  absl::Status Allocate(const MemoryPlan& plan, memory::Ledger* ledger);
+  ModelMemory(const layout::Layout& layout, const ModelMemory* before);
+  // The arrays of spaces from `first` on.
+  absl::Status Allocate(size_t first, const MemoryPlan& plan, memory::Ledger* ledger);
 
   // Appends `elems` of `bytes` each for a space to the buffer of a kind, which is allocated in one
   // piece when all have asked.
@@ -92,7 +93,7 @@ class ModelMemory {
   std::vector<SpaceMemory> spaces_;
   std::vector<bool> unit_has_full_sums_;
   Arenas arenas_;
-  std::vector<memory::HostBuffer> buffers_;
+  std::vector<std::shared_ptr<const memory::HostBuffer>> buffers_;
 };
 
 }  // namespace zerohold::engine

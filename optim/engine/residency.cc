@@ -15,6 +15,12 @@ Residency::Residency(const layout::Layout& layout, std::span<const UnitSpec> uni
       frame_bytes_(frame_bytes),
       states_(units.size()) {}
 
+void Residency::InheritRoutes(const Residency& before) {
+  training_ = before.training_;
+  evaluation_ = before.evaluation_;
+  route_ = before.route_ == &before.evaluation_ ? &evaluation_ : &training_;
+}
+
 void Residency::BeginPass(Pass pass) {
   route_ = pass == Pass::kEvaluation ? &evaluation_ : &training_;
   route_->BeginPass();

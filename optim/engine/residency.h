@@ -33,6 +33,9 @@ class Residency {
   // `layout` and `units` outlive it.
   Residency(const layout::Layout& layout, std::span<const UnitSpec> units, int64_t frame_bytes);
 
+  // Follows the routes that another one has learned; their units come first in this one's list.
+  void InheritRoutes(const Residency& before);
+
   // A pass over the units begins, for training or evaluation, which have a route each.
   void BeginPass(Pass pass);
   // Pins the unit; `gather` gets it if it is away. Errors: ResourceExhausted naming the unit, what

@@ -7,8 +7,13 @@
 
 namespace zerohold::engine {
 
-Step::Step(const StepPlan& plan, int units, StepActions& actions)
-    : plan_(plan), actions_(actions), done_(plan.operations.size()), ready_(units) {
+Step::Step(const StepPlan& plan, int units, const Limits& limits, StepActions& actions)
+    : plan_(plan),
+      limits_(limits),
+      actions_(actions),
+      done_(plan.operations.size()),
+      fetched_(plan.operations.size()),
+      ready_(units) {
   for (size_t i = 0; i < plan.operations.size(); ++i) {
     lanes_[LaneOf(plan.operations[i])].push_back(static_cast<int>(i));
   }
@@ -16,19 +21,23 @@ Step::Step(const StepPlan& plan, int units, StepActions& actions)
 }
 
 Step::LaneId Step::LaneOf(const Operation& operation) {
+  if (operation.verb == Verb::kFetch) return kFetchLane;
   if (operation.verb == Verb::kUpdate) return kUpdateLane;
+  if (operation.verb == Verb::kStore) return kStoreLane;
   return operation.phase == Phase::kApply ? kGatherLane : kReductionLane;
 }
 
 void Step::Reset() {
-  ZH_CHECK(reductions_in_flight_ == 0, reductions_in_flight_);
+  ZH_CHECK(reductions_in_flight_ == 0 && in_window_ == 0, reductions_in_flight_, in_window_);
   std::fill(done_.begin(), done_.end(), 0);
+  std::fill(fetched_.begin(), fetched_.end(), 0);
   std::fill(ready_.begin(), ready_.end(), 0);
   for (int lane = 0; lane < kLanes; ++lane) next_in_lane_[lane] = 0;
   next_in_lane_[kReductionLane] = lanes_[kReductionLane].size();  // until a round begins
   present_ = nullptr;
+  round_ = Round::kAccumulate;
   updates_left_ = lanes_[kUpdateLane].size();
-  apply_left_ = updates_left_ + lanes_[kGatherLane].size();
+  left_ = plan_.operations.size() - lanes_[kReductionLane].size();
   requested_ = false;
   state_ = State::kReducing;
 }
@@ -50,27 +59,38 @@ void Step::CloseRound() {
 void Step::AgreementDone(bool apply, const std::vector<uint8_t>& present) {
   ZH_CHECK(state_ == State::kAgreeing);
   present_ = &present;
-  state_ = apply && apply_left_ > 0 ? State::kApplying : State::kFinished;
+  apply_ = apply;
+  state_ = State::kApplying;
 }
 
 void Step::OperationDone(int index) {
-  if (plan_.operations[index].phase == Phase::kApply) {
-    MarkApplied(index);
-  } else {
+  const Operation& operation = plan_.operations[index];
+  if (LaneOf(operation) == kReductionLane) {
     --reductions_in_flight_;
+    return;
   }
+  MarkDone(index);
+  if (operation.verb == Verb::kStore) --in_window_;
 }
 
-void Step::MarkApplied(int index) {
+void Step::MarkDone(int index) {
   ZH_CHECK(!done_[index], index);
   done_[index] = 1;
-  --apply_left_;
+  --left_;
   if (plan_.operations[index].verb == Verb::kUpdate) --updates_left_;
 }
 
 bool Step::MayStart(const Operation& operation) const {
-  if (operation.phase != Phase::kApply) return ready_[operation.unit] != 0;
-  return state_ == State::kApplying && (operation.after < 0 || done_[operation.after]);
+  switch (operation.phase) {
+    case Phase::kReduce:
+    case Phase::kFinish:
+      return ready_[operation.unit] != 0;
+    case Phase::kAhead:
+      return round_ != Round::kAccumulate && (in_window_ < limits_.window || Dropped(operation));
+    case Phase::kApply:
+      return state_ == State::kApplying && (operation.after < 0 || done_[operation.after]);
+  }
+  return false;
 }
 
 bool Step::Dropped(const Operation& operation) const {
@@ -79,8 +99,9 @@ bool Step::Dropped(const Operation& operation) const {
       return round_ == Round::kFlush;
     case Phase::kFinish:
       return round_ == Round::kAccumulate;
+    case Phase::kAhead:
     case Phase::kApply:
-      return !(*present_)[operation.space];
+      return present_ != nullptr && !(apply_ && (*present_)[operation.space]);
   }
   return false;
 }
@@ -93,13 +114,27 @@ void Step::Advance(LaneId lane) {
     if (!MayStart(operation)) return;
     const size_t updates_done = lanes_[kUpdateLane].size() - updates_left_;
     if (lane == kUpdateLane && next - updates_done >= kMaxUpdatesInFlight) return;
-    if (!Dropped(operation)) {
-      if (lane == kReductionLane) ++reductions_in_flight_;
-      actions_.StartOperation(index);
-    } else if (operation.phase == Phase::kApply) {
-      MarkApplied(index);
-    }
+    Dropped(operation) ? Drop(lane, index) : Start(lane, index);
   }
+}
+
+void Step::Start(LaneId lane, int index) {
+  if (lane == kReductionLane) ++reductions_in_flight_;
+  if (lane == kFetchLane) {
+    ++in_window_;
+    fetched_[index] = 1;
+  }
+  actions_.StartOperation(index);
+}
+
+void Step::Drop(LaneId lane, int index) {
+  if (lane == kReductionLane) return;
+  MarkDone(index);
+  if (lane != kStoreLane) return;
+  const Operation& update = plan_.operations[plan_.operations[index].after];
+  if (!fetched_[update.after]) return;
+  --in_window_;
+  actions_.DropRecord(update.target);
 }
 
 void Step::Pump() {
@@ -110,12 +145,19 @@ void Step::Pump() {
     state_ = State::kAgreeing;
     actions_.StartAgreement();
   }
-  // 3. Updates whose turn it is (none before the agreement).
+  // 3. Fetches, in plan order, as far as the window has room (those that are dropped need none).
+  Advance(kFetchLane);
+  // 4. Updates whose turn it is (none before the agreement), the stores behind them, and fetches
+  // into the room that drops leave.
   Advance(kUpdateLane);
-  // 4. Gathers of buckets that are updated.
+  Advance(kStoreLane);
+  Advance(kFetchLane);
+  // 5. Gathers of buckets that are updated.
   Advance(kGatherLane);
-  // 5. Drain.
-  if (state_ == State::kApplying && apply_left_ == 0) state_ = State::kFinished;
+  // 6. Drain.
+  if (state_ != State::kApplying || left_ > 0) return;
+  state_ = limits_.closing ? State::kClosing : State::kFinished;
+  if (limits_.closing) actions_.StartClosing();
 }
 
 }  // namespace zerohold::engine

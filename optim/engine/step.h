@@ -4,15 +4,18 @@
 // Threads: one owner.
 // Reductions come in rounds: one for the step, or one for each micro-batch. A round that
 // accumulates runs the kReduce operations; the final one the kFinish ones too, right behind them; a
-// flush those alone. Invariants:
+// flush those alone. Records that rest elsewhere are fetched from the last round on, as many at a
+// time as the window has slots, in the order of their updates; what was fetched for nothing (a
+// skip, an absent gradient) is dropped unwritten. Invariants:
 //  1. An operation starts once in a round (kApply: in a step), and only when all that it waits for
 //  is done; of
 //     one lane, in plan order.
 //  2. The agreement starts when the last round is done and Step was called; no kApply operation
 //  starts before
 //     its verdict.
-//  3. Updates and gathers of flat spaces that no rank has a gradient for count as done without
-//  starting.
+//  3. Updates, stores and gathers of flat spaces that no rank has a gradient for count as done
+//     without starting, as do all of them on a skip.
+//  4. Each fetch that starts is followed by one store, or one drop, of its record.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +32,21 @@ class StepActions {
   virtual ~StepActions() = default;
   virtual void StartOperation(int index) = 0;
   virtual void StartAgreement() = 0;
+  // What was fetched goes unwritten; needs no answer.
+  virtual void DropRecord(int64_t record) = 0;
+  // The second agreement, where a disk may have failed since the first.
+  virtual void StartClosing() = 0;
 };
 
 enum class Round : uint8_t { kAccumulate, kFinal, kFlush };
 
 class Step {
  public:
-  Step(const StepPlan& plan, int units, StepActions& actions);
+  struct Limits {
+    int window = 0;        // records that are fetched, or not yet stored, at a time
+    bool closing = false;  // ends with StartClosing
+  };
+  Step(const StepPlan& plan, int units, const Limits& limits, StepActions& actions);
 
   // A new window of micro-batches: everything back to the start. Requires: nothing in flight.
   void Reset();
@@ -50,20 +61,21 @@ class Step {
   }
   // Step was called. Requires: the final round or the flush has begun, and CloseRound was called.
   void Request() { requested_ = true; }
-  // `apply` false drops the kApply operations; `present` (one per flat space) says which have
+  // `apply` false drops what is to come; `present` (one per flat space) says which have
   // gradients.
   void AgreementDone(bool apply, const std::vector<uint8_t>& present);
   void OperationDone(int index);
+  void ClosingDone() { state_ = State::kFinished; }
 
   // Starts all that may start now.
   void Pump();
 
-  enum class State : uint8_t { kReducing, kAgreeing, kApplying, kFinished };
+  enum class State : uint8_t { kReducing, kAgreeing, kApplying, kClosing, kFinished };
   State state() const { return state_; }
   bool updates_done() const { return updates_left_ == 0; }
 
  private:
-  enum LaneId { kReductionLane, kUpdateLane, kGatherLane, kLanes };
+  enum LaneId { kReductionLane, kFetchLane, kUpdateLane, kStoreLane, kGatherLane, kLanes };
   // A stream's queue is finite, and who fills it must not wait for it.
   static constexpr size_t kMaxUpdatesInFlight = 64;
 
@@ -71,18 +83,24 @@ class Step {
   bool MayStart(const Operation& operation) const;
   bool Dropped(const Operation& operation) const;
   void Advance(LaneId lane);
-  void MarkApplied(int index);
+  void Start(LaneId lane, int index);
+  void Drop(LaneId lane, int index);
+  void MarkDone(int index);
 
   const StepPlan& plan_;
+  const Limits limits_;
   StepActions& actions_;
-  std::vector<int> lanes_[kLanes];  // indexes into the plan
-  size_t next_in_lane_[kLanes];     // first that has not started
-  std::vector<uint8_t> done_;       // kApply operations
-  std::vector<uint8_t> ready_;      // units, in this round
-  const std::vector<uint8_t>* present_ = nullptr;
-  Round round_ = Round::kFinal;
+  std::vector<int> lanes_[kLanes];                 // indexes into the plan
+  size_t next_in_lane_[kLanes];                    // first that has not started
+  std::vector<uint8_t> done_;                      // kAhead and kApply operations
+  std::vector<uint8_t> fetched_;                   // kFetch operations that were started
+  std::vector<uint8_t> ready_;                     // units, in this round
+  const std::vector<uint8_t>* present_ = nullptr;  // once agreed
+  bool apply_ = false;
+  Round round_ = Round::kAccumulate;
   int64_t reductions_in_flight_ = 0;
-  size_t apply_left_ = 0;
+  int in_window_ = 0;  // records fetched, being fetched, or not yet stored
+  size_t left_ = 0;    // kAhead and kApply operations
   size_t updates_left_ = 0;
   bool requested_ = false;
   State state_ = State::kReducing;

@@ -6,7 +6,8 @@
 namespace zerohold::engine {
 
 const char* NameOf(Verb verb) {
-  constexpr const char* kNames[] = {"ReduceScatter", "FinishSum", "Update", "AllGather"};
+  constexpr const char* kNames[] = {"ReduceScatter", "FinishSum", "Fetch",
+                                    "Update",        "Store",     "AllGather"};
   return kNames[static_cast<int>(verb)];
 }
 
@@ -33,14 +34,20 @@ void PlanReductions(const layout::Layout& layout, bool finish_sums, StepPlan& pl
 
 // In forward order, so that what the next forward pass needs first is ready first. Returns, for
 // each record, the index of its update.
-std::vector<int32_t> PlanUpdates(const layout::Layout& layout, StepPlan& plan) {
+std::vector<int32_t> PlanUpdates(const layout::Layout& layout, const std::vector<bool>& fetched,
+                                 StepPlan& plan) {
   std::vector<int32_t> updates;
   const auto records = layout.records();
   for (size_t i = 0; i < records.size(); ++i) {
-    updates.push_back(static_cast<int32_t>(plan.operations.size()));
-    plan.operations.push_back({Verb::kUpdate, Operand::kParameter, Phase::kApply,
-                               layout.spaces()[records[i].space].unit, records[i].space,
-                               static_cast<int64_t>(i), -1});
+    const UnitId unit = layout.spaces()[records[i].space].unit;
+    const auto add = [&](Verb verb, Phase phase, int32_t after) {
+      plan.operations.push_back(
+          {verb, Operand::kRecord, phase, unit, records[i].space, static_cast<int64_t>(i), after});
+      return static_cast<int32_t>(plan.operations.size()) - 1;
+    };
+    const int32_t fetch = fetched[i] ? add(Verb::kFetch, Phase::kAhead, -1) : -1;
+    updates.push_back(add(Verb::kUpdate, Phase::kApply, fetch));
+    if (fetched[i]) add(Verb::kStore, Phase::kApply, updates.back());
   }
   return updates;
 }
@@ -71,18 +78,19 @@ void PlanGathers(const layout::Layout& layout, const std::vector<int32_t>& updat
 
 }  // namespace
 
-StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums) {
+StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums,
+                       const std::vector<bool>& fetched) {
   StepPlan plan;
   PlanReductions(layout, finish_sums, plan);
-  const std::vector<int32_t> updates = PlanUpdates(layout, plan);
+  const std::vector<int32_t> updates = PlanUpdates(layout, fetched, plan);
   if (layout.config().shard_update) PlanGathers(layout, updates, plan);
   return plan;
 }
 
 std::string ToString(const Operation& operation, std::span<const UnitSpec> units) {
   std::string text = NameOf(operation.verb);
-  text += operation.operand == Operand::kGradient ? " gradient" : " parameter";
-  text += operation.verb == Verb::kUpdate ? " record " : " bucket ";
+  constexpr const char* kOperands[] = {" gradient bucket ", " parameter bucket ", " record "};
+  text += kOperands[static_cast<int>(operation.operand)];
   text += std::to_string(operation.target) + " (" + units[operation.unit].name + ")";
   return text;
 }

@@ -15,12 +15,14 @@
 namespace zerohold::engine {
 
 // ReduceScatter exchanges one micro-batch's gradients, or the only sum of a step; FinishSum turns
-// the running sums of several micro-batches into the mean, without an exchange.
-enum class Verb : uint8_t { kReduceScatter, kFinishSum, kUpdate, kAllGather };
-enum class Operand : uint8_t { kGradient, kParameter };
+// the running sums of several micro-batches into the mean, without an exchange. Fetch and Store are
+// of records that rest on another tier than the one they are updated on.
+enum class Verb : uint8_t { kReduceScatter, kFinishSum, kFetch, kUpdate, kStore, kAllGather };
+enum class Operand : uint8_t { kGradient, kParameter, kRecord };
 // When an operation is due: kReduce in every round of reductions, kFinish when the sums of the step
-// are complete, both as soon as their unit's gradients are ready; kApply after the agreement's yes.
-enum class Phase : uint8_t { kReduce, kFinish, kApply };
+// are complete, both as soon as their unit's gradients are ready; kAhead from the last round on;
+// kApply after the agreement's yes.
+enum class Phase : uint8_t { kReduce, kFinish, kAhead, kApply };
 
 struct Operation {
   Verb verb;
@@ -28,7 +30,7 @@ struct Operation {
   Phase phase;
   UnitId unit;
   int32_t space;
-  int64_t target;  // index of a bucket, or of a record for kUpdate
+  int64_t target;  // index of a bucket, or of a record for kFetch, kUpdate, kStore
   int32_t after;   // this earlier operation is done before this one starts; -1 for none
 };
 
@@ -40,7 +42,9 @@ struct StepPlan {
 
 // `finish_sums`: several reductions make one gradient. Where every rank updates everything, reduced
 // shards go to all; where each updates its shard, new parameters go to all that keep them.
-StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums);
+// `fetched`: by record, whether it is fetched and stored.
+StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums,
+                       const std::vector<bool>& fetched);
 
 const char* NameOf(Verb verb);
 // "ReduceScatter gradient bucket 3 (block.0)", one line an operation.

@@ -118,6 +118,12 @@ absl::Status Window::Release(UnitId unit, bool* written) {
   return absl::OkStatus();
 }
 
+UnitId Window::FirstAcquired() const {
+  const auto found =
+      std::ranges::find_if(states_, [](const State& state) { return state.acquired > 0; });
+  return found == states_.end() ? -1 : static_cast<UnitId>(found - states_.begin());
+}
+
 absl::Status Window::GradReady(UnitId unit, std::vector<UnitId>* ready) {
   ZH_RETURN_IF_ERROR(CheckUnit(unit, "GradReady"));
   State& state = states_[unit];

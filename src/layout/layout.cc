@@ -22,7 +22,7 @@ constexpr int64_t kMaxPieceElems = int64_t{1} << 61;
 constexpr int64_t kMaxPieces = int64_t{1}
                                << 26;  // buckets, and records of a rank: a plan in memory
 
-absl::Status CheckConfig(const LayoutConfig& config) {
+absl::Status CheckConfig(const LayoutConfig& config, int64_t units) {
   const auto refuse = [](const auto&... why) {
     return absl::InvalidArgumentError(absl::StrCat(why...));
   };
@@ -37,6 +37,12 @@ absl::Status CheckConfig(const LayoutConfig& config) {
   }
   if (config.record_elems < 1 || config.record_elems > kMaxPieceElems) {
     return refuse("record_elems is ", config.record_elems, "; it is in [1, 2^61]");
+  }
+  for (int64_t first = 0; const UnitId next : config.generations) {
+    if (next < first || next > units) {
+      return refuse("a generation begins at unit ", next, "; it is in [", first, ", ", units, "]");
+    }
+    first = next;
   }
   return absl::OkStatus();
 }
@@ -123,7 +129,7 @@ void Append(Record& record, const Range& range) {
 absl::StatusOr<Layout> Layout::Create(const LayoutConfig& config,
                                       std::span<const ParameterSpec> parameters,
                                       std::span<const UnitSpec> units) {
-  ZH_RETURN_IF_ERROR(CheckConfig(config));
+  ZH_RETURN_IF_ERROR(CheckConfig(config, static_cast<int64_t>(units.size())));
   ZH_ASSIGN_OR_RETURN(const CheckedInput input, CheckInput(parameters, units));
   for (const ParameterSpec& parameter : parameters) {
     if (parameter.communicator < std::ssize(config.communicators)) continue;
@@ -209,11 +215,22 @@ void Layout::ChooseOwner(FlatSpace& space) {
 }
 
 void Layout::PlaceArenas() {
+  const std::span units(units_);
+  size_t first = 0;
+  for (const UnitId next : config_.generations) {
+    PlaceGeneration(units.subspan(first, next - first));
+    first = next;
+  }
+  PlaceGeneration(units.subspan(first));
+}
+
+void Layout::PlaceGeneration(std::span<UnitPlace> units) {
   Arena parameters;
   Arena gradients;
   // First what stays, end to end, then the framed units, each in pages of its own.
   for (const bool framed : {false, true}) {
-    for (UnitPlace& unit : units_) {
+    for (UnitPlace& unit : units) {
+      unit.generation = static_cast<int>(arenas_.size());
       const std::span spaces(spaces_.data() + unit.first_space, unit.last_space - unit.first_space);
       if (unit.parameters_framed == framed)
         unit.parameter_bytes = parameters.PlaceParameters(spaces, framed);
@@ -221,12 +238,12 @@ void Layout::PlaceArenas() {
         unit.gradient_bytes = gradients.PlaceGradients(spaces, framed);
     }
   }
-  parameter_arena_bytes_ = AlignUp(parameters.end_bytes, base::kPageBytes);
-  gradient_arena_bytes_ = AlignUp(gradients.end_bytes, base::kPageBytes);
-  resident_parameter_bytes_ = parameters.resident_bytes;
-  resident_gradient_bytes_ = gradients.resident_bytes;
-  max_framed_parameter_bytes_ = parameters.max_framed_bytes;
-  max_framed_gradient_bytes_ = gradients.max_framed_bytes;
+  arenas_.push_back({.parameter_bytes = AlignUp(parameters.end_bytes, base::kPageBytes),
+                     .gradient_bytes = AlignUp(gradients.end_bytes, base::kPageBytes),
+                     .resident_parameter_bytes = parameters.resident_bytes,
+                     .resident_gradient_bytes = gradients.resident_bytes});
+  max_framed_parameter_bytes_ = std::max(max_framed_parameter_bytes_, parameters.max_framed_bytes);
+  max_framed_gradient_bytes_ = std::max(max_framed_gradient_bytes_, gradients.max_framed_bytes);
 }
 
 // What this rank holds of the space, cut into records; frozen elements are held, but have none.

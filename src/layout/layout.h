@@ -19,8 +19,9 @@
 //  record_elems.
 //  5. In the arenas, units whose memory stays lie end to end from 0; each of the others begins at a
 //  multiple of
-//     2 MiB, so that its frame can be moved under it.
+//     2 MiB, so that its frame can be moved under it. A generation of units has arenas of its own.
 //  6. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
+//  7. Units that are appended, as a generation of their own, change nothing of those before them.
 #pragma once
 
 #include <absl/status/statusor.h>
@@ -61,8 +62,8 @@ struct FlatSpace {
   bool frozen;
   int owner;                       // of an atomic parameter: a rank of the communicator; else -1
   int64_t elems;                   // padded to 256
-  int64_t parameter_offset_bytes;  // in the arena of parameters
-  int64_t gradient_offset_bytes;   // in the arena of gradients; -1 when frozen
+  int64_t parameter_offset_bytes;  // in its generation's arena of parameters
+  int64_t gradient_offset_bytes;   // in its arena of gradients; -1 when frozen
   int64_t first_bucket;            // index over all spaces
   int64_t bucket_count;
   int64_t bucket_elems;  // of each but the last
@@ -107,9 +108,21 @@ struct LayoutConfig {
   bool parameter_frames = false;
   bool gradient_frames = false;
   int64_t persistence_threshold_elems = 0;
+  // The first unit of every generation but the first: units that are appended together.
+  std::vector<UnitId> generations = {};
 };
 
-// One unit's part of the arenas, bytes; whole pages of 2 MiB when framed.
+// One generation's arenas, bytes: addresses in all, and the part at their beginning whose memory
+// stays.
+struct ArenaSizes {
+  int64_t parameter_bytes = 0;
+  int64_t gradient_bytes = 0;
+  int64_t resident_parameter_bytes = 0;
+  int64_t resident_gradient_bytes = 0;
+  bool operator==(const ArenaSizes&) const = default;
+};
+
+// One unit's part of its generation's arenas, bytes; whole pages of 2 MiB when framed.
 struct UnitPlace {
   int first_space;
   int last_space;  // exclusive: spaces of a unit are consecutive
@@ -117,6 +130,7 @@ struct UnitPlace {
   bool gradients_framed;
   Range parameter_bytes;
   Range gradient_bytes;
+  int generation = 0;
 };
 
 class Layout {
@@ -166,11 +180,8 @@ class Layout {
   // The records this rank updates, space by space.
   std::span<const Record> records() const { return records_; }
 
-  // Addresses in all, and the part at their beginning whose memory stays.
-  int64_t parameter_arena_bytes() const { return parameter_arena_bytes_; }
-  int64_t gradient_arena_bytes() const { return gradient_arena_bytes_; }
-  int64_t resident_parameter_bytes() const { return resident_parameter_bytes_; }
-  int64_t resident_gradient_bytes() const { return resident_gradient_bytes_; }
+  // By generation; at least one.
+  std::span<const ArenaSizes> arenas() const { return arenas_; }
   // The largest framed unit.
   int64_t max_framed_parameter_bytes() const { return max_framed_parameter_bytes_; }
   int64_t max_framed_gradient_bytes() const { return max_framed_gradient_bytes_; }
@@ -183,6 +194,7 @@ class Layout {
   absl::Status CutBuckets();
   void ChooseOwner(FlatSpace& space);
   void PlaceArenas();
+  void PlaceGeneration(std::span<UnitPlace> units);
   void CutRecords(int32_t space);
   Bucket BucketIn(int32_t space, int64_t index) const;
 
@@ -194,10 +206,7 @@ class Layout {
   std::vector<std::vector<int64_t>> owned_elems_;  // atomic ones, by communicator and rank
   int64_t bucket_count_ = 0;
   std::vector<int64_t> held_begin_;  // by bucket
-  int64_t parameter_arena_bytes_ = 0;
-  int64_t gradient_arena_bytes_ = 0;
-  int64_t resident_parameter_bytes_ = 0;
-  int64_t resident_gradient_bytes_ = 0;
+  std::vector<ArenaSizes> arenas_;
   int64_t max_framed_parameter_bytes_ = 0;
   int64_t max_framed_gradient_bytes_ = 0;
   int64_t total_elems_ = 0;

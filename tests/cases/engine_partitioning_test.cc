@@ -154,17 +154,24 @@ TEST(PartitioningCases, PAR_12) {
   });
 }
 
-// Units that come later are not in this version: said on every rank, and training goes on.
+// A group that comes after three steps of another one is split, updated, and starts at step 1.
 TEST(PartitioningCases, PAR_14) {
   RunStages({2}, [](EngineOptions options, int, Communicator ranks) {
     options.groups[0].learning_rate = 0.1;
-    Trainer trainer(options, ranks, Tensors({1}), Constant(1));
-    trainer.Step(Gradients({{0.5f}}));
-    const Status status = trainer.engine().AddUnits({{"late", {1}}}, {{"later", {"late"}, {}}});
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(Text(status), HasSubstr("AddUnits"));
-    trainer.Step(Gradients({{-0.25f}}));
-    EXPECT_NEAR(trainer.Read(0)[0], 0.8733663, 1e-6);
+    for (const int64_t size : {1, 3000}) {
+      Trainer trainer(options, ranks, Tensors({size}), Constant(1));
+      for (int step = 0; step < 3; ++step) trainer.Step(Gradients({{0.5f}}));
+      const std::vector<float> before = trainer.ReadStates();
+      const ModelSpec late = {{{"late", {size}, DType::kFloat32, 1}}, {{"later", {"late"}, {}}}};
+      ASSERT_TRUE(trainer.AddUnits(late, Constant(1), {{.learning_rate = 0.1}}).ok());
+      EXPECT_EQ(trainer.Read(0), std::vector<float>(before.begin(), before.begin() + size));
+      const StepStats stats = trainer.Step(Gradients({{0.5f}, {0.5f}}));
+      EXPECT_EQ(stats.step, 4);
+      EXPECT_NEAR(stats.grad_norm, 0.5 * std::sqrt(2.0 * size), 1e-4);
+      for (const float value : trainer.Read(1)) EXPECT_NEAR(value, 0.9, 1e-6);
+      for (const float value : trainer.Read(0)) EXPECT_NEAR(value, 0.6, 1e-6);
+      for (const float value : trainer.Read(1, StateKind::kMoment1)) EXPECT_NEAR(value, 0.05, 1e-6);
+    }
   });
 }
 

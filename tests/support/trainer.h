@@ -90,6 +90,18 @@ class Trainer {
     ASSERT_TRUE(engine_->Release(unit).ok());
   }
 
+  // Adds to the model between two steps; new values start as the first ones.
+  Status AddUnits(const ModelSpec& more, const ValueFunction& first,
+                  std::vector<GroupOptions> groups = {}) {
+    const Status status = engine_->AddUnits(more.parameters, more.units, std::move(groups));
+    if (!status.ok()) return status;
+    parameters_.insert(parameters_.end(), more.parameters.begin(), more.parameters.end());
+    units_.insert(units_.end(), more.units.begin(), more.units.end());
+    const auto known = UnitCount() - static_cast<UnitId>(more.units.size());
+    for (UnitId unit = known; unit < UnitCount(); ++unit) WriteUnit(unit, first);
+    return status;
+  }
+
   // One micro-batch in which every unit in `units` (all, if empty) reports.
   void MicroBatch(const GradientFunction& gradient, bool last = true,
                   const std::vector<UnitId>& units = {}) {

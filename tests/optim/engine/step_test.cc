@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 
 #include "src/layout/layout.h"
@@ -30,6 +31,10 @@ layout::Layout MakeLayout(int world, bool shard_update) {
   return layout::Layout::Create(config, parameters, units).value();
 }
 
+std::vector<bool> NoneFetched(const layout::Layout& layout) {
+  return std::vector<bool>(layout.records().size(), false);
+}
+
 // Keeps what was started and completes it when the test says.
 class Recorder : public StepActions {
  public:
@@ -41,14 +46,11 @@ class Recorder : public StepActions {
     if (operation.after >= 0) {
       EXPECT_TRUE(done_[operation.after]);
     }
-    if (operation.phase != Phase::kApply) {
-      EXPECT_FALSE(agreement_started);
-    } else {
-      EXPECT_TRUE(agreement_done);
-    }
-    int& last = operation.verb == Verb::kUpdate    ? last_update_
-                : operation.phase == Phase::kApply ? last_gather_
-                                                   : last_reduction_;
+    EXPECT_TRUE(agreement_done || operation.phase != Phase::kApply);
+    EXPECT_FALSE(agreement_started && operation.phase == Phase::kReduce);
+    if (operation.verb == Verb::kFetch) ++away;
+    // Verbs of one kind start in the order of the plan.
+    int& last = last_[operation.phase == Phase::kApply][static_cast<int>(operation.verb)];
     EXPECT_GT(index, last);
     last = index;
     started_[index] = 1;
@@ -56,19 +58,34 @@ class Recorder : public StepActions {
   }
   void StartAgreement() override {
     EXPECT_FALSE(agreement_started);
-    EXPECT_TRUE(in_flight.empty());
+    for (const int index : in_flight) EXPECT_EQ(plan_.operations[index].verb, Verb::kFetch);
     agreement_started = true;
+  }
+  void DropRecord(int64_t record) override {
+    EXPECT_TRUE(agreement_done);
+    for (size_t i = 0; i < started_.size(); ++i) {
+      const Operation& operation = plan_.operations[i];
+      if (operation.operand != Operand::kRecord || operation.target != record) continue;
+      EXPECT_EQ(started_[i] && done_[i], operation.verb == Verb::kFetch);
+    }
+    --away;
+  }
+  void StartClosing() override {
+    EXPECT_TRUE(in_flight.empty());
+    EXPECT_FALSE(closing_started);
+    closing_started = true;
   }
   int Complete(size_t which) {
     const int index = in_flight[which];
     in_flight.erase(in_flight.begin() + static_cast<int64_t>(which));
     done_[index] = 1;
+    if (plan_.operations[index].verb == Verb::kStore) --away;
     return index;
   }
-  int64_t StartedUpdates() const {
+  int64_t Started(Verb verb) const {
     int64_t count = 0;
     for (size_t i = 0; i < started_.size(); ++i) {
-      count += started_[i] && plan_.operations[i].verb == Verb::kUpdate;
+      count += started_[i] && plan_.operations[i].verb == verb;
     }
     return count;
   }
@@ -76,14 +93,14 @@ class Recorder : public StepActions {
   std::vector<int> in_flight;
   bool agreement_started = false;
   bool agreement_done = false;
+  bool closing_started = false;
+  int away = 0;  // records fetched and neither stored nor dropped
 
  private:
   const StepPlan& plan_;
   std::vector<char> started_;
   std::vector<char> done_;
-  int last_update_ = -1;
-  int last_reduction_ = -1;
-  int last_gather_ = -1;
+  std::array<std::array<int, 6>, 2> last_{{{-1, -1, -1, -1, -1, -1}, {-1, -1, -1, -1, -1, -1}}};
 };
 
 struct Case {
@@ -91,14 +108,17 @@ struct Case {
   bool shard_update;
   bool apply;
   std::vector<uint8_t> present;
+  int window = 0;  // 0: nothing is fetched; else every record but each third
 };
 
 void Play(const Case& which, uint32_t seed) {
   std::mt19937 random(seed);
   const layout::Layout layout = MakeLayout(which.world, which.shard_update);
-  const StepPlan plan = BuildStepPlan(layout, false);
+  std::vector<bool> fetched = NoneFetched(layout);
+  for (size_t i = 0; i < fetched.size(); ++i) fetched[i] = which.window > 0 && i % 3 != 0;
+  const StepPlan plan = BuildStepPlan(layout, false, fetched);
   Recorder recorder(plan);
-  Step step(plan, kUnits, recorder);
+  Step step(plan, kUnits, {.window = which.window, .closing = which.window > 0}, recorder);
   std::vector<UnitId> to_report = {0, 1, 2, 3};
   step.BeginRound(Round::kFinal);
   std::shuffle(to_report.begin(), to_report.end(), random);
@@ -118,23 +138,38 @@ void Play(const Case& which, uint32_t seed) {
       step.CloseRound();
       step.Request();
       requested = true;
+    } else if (recorder.closing_started) {
+      step.ClosingDone();
+    } else {
+      ASSERT_TRUE(can_complete) << "nothing is under way and nothing was started";
     }
     step.Pump();
+    ASSERT_LE(recorder.away, which.window);
   }
   EXPECT_TRUE(recorder.in_flight.empty());
+  EXPECT_EQ(recorder.closing_started, which.window > 0);
+  EXPECT_EQ(recorder.away, 0);
   int64_t updates = 0;
-  for (const layout::Record& record : layout.records()) {
-    updates += which.apply && which.present[layout.spaces()[record.space].unit];
+  int64_t stores = 0;
+  for (size_t i = 0; i < fetched.size(); ++i) {
+    const bool runs = which.apply && which.present[layout.records()[i].space];
+    updates += runs;
+    stores += runs && fetched[i];
   }
-  EXPECT_EQ(recorder.StartedUpdates(), updates);
+  EXPECT_EQ(recorder.Started(Verb::kUpdate), updates);
+  EXPECT_EQ(recorder.Started(Verb::kStore), stores);
+  EXPECT_GE(recorder.Started(Verb::kFetch), stores);
 }
 
 TEST(Step, AnyOrderOfCompletionsEndsRight) {
   const std::vector<Case> cases = {
       {2, false, true, {1, 1, 1, 1}},  // gradients are gathered
       {2, true, true, {1, 1, 1, 1}},   // parameters
-      {2, true, true, {0, 1, 0, 1}},  {2, true, false, {1, 1, 1, 1}},
+      {2, true, true, {0, 1, 0, 1}},     {2, true, false, {1, 1, 1, 1}},
       {1, true, true, {1, 0, 1, 1}},  // nothing
+      {1, true, true, {1, 1, 1, 1}, 1},  {2, true, true, {1, 1, 1, 1}, 3},
+      {2, true, false, {1, 1, 1, 1}, 2}, {1, true, true, {0, 1, 0, 1}, 2},
+      {1, true, true, {1, 0, 0, 0}, 1},  {2, false, true, {0, 0, 0, 1}, 100},
   };
   for (const Case& which : cases) {
     for (uint32_t seed = 0; seed < 200; ++seed) Play(which, seed);
@@ -143,9 +178,9 @@ TEST(Step, AnyOrderOfCompletionsEndsRight) {
 
 TEST(Step, NothingStartsBeforeAUnitReports) {
   const layout::Layout layout = MakeLayout(2, true);
-  const StepPlan plan = BuildStepPlan(layout, false);
+  const StepPlan plan = BuildStepPlan(layout, false, NoneFetched(layout));
   Recorder recorder(plan);
-  Step step(plan, kUnits, recorder);
+  Step step(plan, kUnits, {}, recorder);
   step.BeginRound(Round::kFinal);
   step.Pump();
   EXPECT_TRUE(recorder.in_flight.empty());
@@ -159,12 +194,12 @@ TEST(Step, NothingStartsBeforeAUnitReports) {
 
 TEST(StepPlan, ReadsAsALineAnOperation) {
   const layout::Layout layout = MakeLayout(2, true);
-  const StepPlan plan = BuildStepPlan(layout, false);
+  const StepPlan plan = BuildStepPlan(layout, false, NoneFetched(layout));
   const std::vector<UnitSpec> units = {
       {"u0", {}, {}}, {"u1", {}, {}}, {"u2", {}, {}}, {"u3", {}, {}}};
   const std::string text = ToString(plan, units);
   EXPECT_EQ(text.find("ReduceScatter gradient bucket 10 (u3)\n"), 0u) << text;
-  EXPECT_NE(text.find("Update parameter record 0 (u0)\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("Update record 0 (u0)\n"), std::string::npos) << text;
   EXPECT_NE(text.find("AllGather parameter bucket 0 (u0)\n"), std::string::npos) << text;
 }
 

@@ -47,8 +47,8 @@ TEST(Layout, SpacesLieEndToEndOnBlocksOfTheirDtype) {
   EXPECT_EQ(layout.spaces()[0].parameter_offset_bytes, 0);     // 512 bytes
   EXPECT_EQ(layout.spaces()[1].parameter_offset_bytes, 1024);  // 512 elements
   EXPECT_EQ(layout.spaces()[2].parameter_offset_bytes, 3072);
-  EXPECT_EQ(layout.parameter_arena_bytes(), 4096);
-  EXPECT_EQ(layout.gradient_arena_bytes(), 4096);
+  EXPECT_EQ(layout.arenas()[0].parameter_bytes, 4096);
+  EXPECT_EQ(layout.arenas()[0].gradient_bytes, 4096);
 }
 
 TEST(Layout, FrozenSpacesTakeNoGradientAddresses) {
@@ -56,7 +56,7 @@ TEST(Layout, FrozenSpacesTakeNoGradientAddresses) {
   parameters[0].frozen = true;
   const Layout layout = MakeLayout({}, parameters, OneUnit(parameters));
   EXPECT_EQ(layout.spaces()[1].gradient_offset_bytes, 0);
-  EXPECT_EQ(layout.gradient_arena_bytes(), 4096);
+  EXPECT_EQ(layout.arenas()[0].gradient_bytes, 4096);
   ASSERT_EQ(layout.records().size(), 1u);
   EXPECT_EQ(layout.records()[0].space, 1);
 }
@@ -71,7 +71,7 @@ TEST(Layout, NothingIsLegal) {
   const std::vector<ParameterSpec> parameters = {Parameter("a", {0})};
   const Layout empty = MakeLayout({}, parameters, OneUnit(parameters));
   EXPECT_EQ(empty.spaces()[0].elems, 0);
-  EXPECT_EQ(empty.parameter_arena_bytes(), 0);
+  EXPECT_EQ(empty.arenas()[0].parameter_bytes, 0);
   EXPECT_TRUE(empty.records().empty());
 }
 
@@ -126,6 +126,8 @@ TEST(Layout, RefusesAConfigThatIsNone) {
               HasSubstr("rank is 2"));
   EXPECT_THAT(refused([](LayoutConfig& c) { c.bucket_elems = 0; }), HasSubstr("bucket_elems is 0"));
   EXPECT_THAT(refused([](LayoutConfig& c) { c.record_elems = INT64_MAX; }), HasSubstr("2^61"));
+  EXPECT_THAT(refused([](LayoutConfig& c) { c.generations = {1}; }),
+              HasSubstr("a generation begins at unit 1; it is in [0, 0]"));
 }
 
 // Each change of a good model, and what the refusal says.
@@ -276,18 +278,39 @@ TEST(Layout, FramedUnitsBeginOnFrames) {
   EXPECT_TRUE(framed.units()[0].parameters_framed);
   EXPECT_FALSE(framed.units()[1].parameters_framed);  // smaller than the threshold
   EXPECT_TRUE(framed.units()[1].gradients_framed);
-  EXPECT_EQ(framed.resident_parameter_bytes(), 256 * 4);
+  EXPECT_EQ(framed.arenas()[0].resident_parameter_bytes, 256 * 4);
   EXPECT_EQ(framed.units()[1].parameter_bytes, (Range{0, 256 * 4}));
   EXPECT_EQ(framed.units()[0].parameter_bytes, (Range{base::kFrameBytes, 2 * base::kFrameBytes}));
   EXPECT_EQ(framed.units()[2].parameter_bytes,
             (Range{2 * base::kFrameBytes, 4 * base::kFrameBytes}));
   EXPECT_EQ(framed.max_framed_parameter_bytes(), 2 * base::kFrameBytes);
-  EXPECT_EQ(framed.parameter_arena_bytes(), 4 * base::kFrameBytes);
-  EXPECT_EQ(framed.resident_gradient_bytes(), 0);
+  EXPECT_EQ(framed.arenas()[0].parameter_bytes, 4 * base::kFrameBytes);
+  EXPECT_EQ(framed.arenas()[0].resident_gradient_bytes, 0);
   ASSERT_EQ(framed.records().size(), plain.records().size());
   for (size_t i = 0; i < plain.records().size(); ++i) {
     EXPECT_EQ(framed.records()[i].pieces.front().range, plain.records()[i].pieces.front().range);
   }
+}
+
+// Units that stay, or are framed, lie at the same place of their own arenas as if they were alone.
+TEST(Layout, AGenerationHasItsOwnArenas) {
+  const std::vector<ParameterSpec> parameters = {Parameter("a", {3000}), Parameter("b", {10}),
+                                                 Parameter("c", {1 << 20}), Parameter("d", {20})};
+  const std::vector<UnitSpec> units = {
+      {"u", {"a"}, {}}, {"v", {"b"}, {}}, {"w", {"c"}, {}}, {"x", {"d"}, {}}};
+  const Layout layout = MakeLayout(
+      {.parameter_frames = true, .persistence_threshold_elems = 1000, .generations = {2, 2, 4}},
+      parameters, units);
+  ASSERT_EQ(layout.arenas().size(), 4u);
+  EXPECT_EQ(layout.units()[1].generation, 0);
+  EXPECT_EQ(layout.units()[2].generation, 2);  // the second has no unit
+  EXPECT_EQ(layout.arenas()[1], ArenaSizes());
+  EXPECT_EQ(layout.arenas()[3], ArenaSizes());
+  EXPECT_EQ(layout.units()[3].parameter_bytes, (Range{0, 256 * 4}));
+  EXPECT_EQ(layout.units()[2].parameter_bytes, (Range{base::kFrameBytes, 3 * base::kFrameBytes}));
+  EXPECT_EQ(layout.arenas()[2].parameter_bytes, 3 * base::kFrameBytes);
+  EXPECT_EQ(layout.arenas()[2].resident_parameter_bytes, 256 * 4);
+  EXPECT_EQ(layout.max_framed_parameter_bytes(), 2 * base::kFrameBytes);
 }
 
 TEST(Layout, HeldRangesLieEndToEnd) {

@@ -69,6 +69,21 @@ class RandomModel : public testing::TestWithParam<int> {
   static bool Counts(const Layout& layout, int32_t space, int rank) {
     return rank < (layout.config().shard_update ? layout.MembershipIn(space).world : 1);
   }
+  static void ExpectSpacesKept(const Layout& before, const Layout& after) {
+    for (size_t i = 0; i < before.spaces().size(); ++i) {
+      const FlatSpace& a = before.spaces()[i];
+      const FlatSpace& b = after.spaces()[i];
+      ASSERT_EQ(b.unit, a.unit);
+      ASSERT_EQ(b.elems, a.elems);
+      ASSERT_EQ(b.parameter_offset_bytes, a.parameter_offset_bytes);
+      ASSERT_EQ(b.gradient_offset_bytes, a.gradient_offset_bytes);
+      ASSERT_EQ(b.held_elems, a.held_elems);
+      for (const FlatParameter& parameter : a.parameters) {
+        ASSERT_EQ(after.PlaceOf(parameter.id).space, static_cast<int32_t>(i));
+        ASSERT_EQ(after.PlaceOf(parameter.id).range, before.PlaceOf(parameter.id).range);
+      }
+    }
+  }
 
   std::mt19937_64 random_{static_cast<uint64_t>(GetParam())};
 };
@@ -127,8 +142,8 @@ TEST_P(RandomModel, SpacesDoNotOverlapInTheArenas) {
     ASSERT_EQ(space.gradient_offset_bytes % (kBlockElems * SizeOf(space.dtype)), 0);
     gradients_end = space.gradient_offset_bytes + bytes;
   }
-  ASSERT_EQ(layout.parameter_arena_bytes(), base::AlignUp(parameters_end, base::kPageBytes));
-  ASSERT_EQ(layout.gradient_arena_bytes(), base::AlignUp(gradients_end, base::kPageBytes));
+  ASSERT_EQ(layout.arenas()[0].parameter_bytes, base::AlignUp(parameters_end, base::kPageBytes));
+  ASSERT_EQ(layout.arenas()[0].gradient_bytes, base::AlignUp(gradients_end, base::kPageBytes));
 }
 
 // Buckets one after the other cut every space; shards cut every bucket.
@@ -242,6 +257,62 @@ TEST_P(RandomModel, OnlyRecordsDependOnTheRank) {
   const Model copy = model;
   for (const int c : {0, 1}) {
     EXPECT_EQ(Describe(model.parameters, model.units, c), Describe(copy.parameters, copy.units, c));
+  }
+}
+
+// What units that come later leave as it was: all of the others' places, cuts and records.
+TEST_P(RandomModel, AppendedUnitsChangeNothingOfThoseBefore) {
+  Model model = MakeModel();
+  model.config.parameter_frames = random_() % 2 == 0;
+  model.config.gradient_frames = random_() % 2 == 0;
+  model.config.persistence_threshold_elems = Pick<int64_t>({0, 300});
+  const int world = model.config.communicators[0].world;
+  for (int round = 0; round < 3; ++round) {
+    const int rank = static_cast<int>(random_() % world);
+    const Layout before = Plan(model, rank);
+    model.config.generations.push_back(static_cast<UnitId>(model.units.size()));
+    for (Model more = MakeModel(); ParameterSpec & parameter : more.parameters) {
+      UnitSpec& unit = model.units.emplace_back();
+      unit.name = absl::StrCat("late", model.units.size());
+      parameter.name = unit.name;
+      unit.parameters = {parameter.name};
+      model.parameters.push_back(parameter);
+    }
+    const Layout after = Plan(model, rank);
+    ASSERT_EQ(after.arenas().size(), before.arenas().size() + 1);
+    for (size_t i = 0; i < before.arenas().size(); ++i) {
+      ASSERT_EQ(after.arenas()[i], before.arenas()[i]);
+    }
+    for (size_t i = 0; i < before.units().size(); ++i) {
+      const UnitPlace& a = before.units()[i];
+      const UnitPlace& b = after.units()[i];
+      ASSERT_EQ(b.generation, a.generation);
+      ASSERT_EQ(std::pair(b.first_space, b.last_space), std::pair(a.first_space, a.last_space));
+      ASSERT_EQ(std::pair(b.parameters_framed, b.gradients_framed),
+                std::pair(a.parameters_framed, a.gradients_framed));
+      ASSERT_EQ(b.parameter_bytes, a.parameter_bytes);
+      ASSERT_EQ(b.gradient_bytes, a.gradient_bytes);
+    }
+    ExpectSpacesKept(before, after);
+    for (int64_t i = 0; i < before.bucket_count(); ++i) {
+      const Bucket bucket = after.BucketAt(i);
+      ASSERT_EQ(bucket.space, before.BucketAt(i).space);
+      ASSERT_EQ(bucket.range, before.BucketAt(i).range);
+      ASSERT_EQ(after.HeldBegin(bucket), before.HeldBegin(bucket));
+      ASSERT_EQ(after.HeldOf(bucket), before.HeldOf(bucket));
+    }
+    for (size_t i = 0; i < before.records().size(); ++i) {
+      ASSERT_EQ(after.records()[i].space, before.records()[i].space);
+      ASSERT_EQ(after.records()[i].held_begin, before.records()[i].held_begin);
+      ASSERT_EQ(after.records()[i].elems, before.records()[i].elems);
+      ASSERT_EQ(after.records()[i].pieces.size(), before.records()[i].pieces.size());
+    }
+    // The new ones begin their own arenas.
+    for (const UnitPlace& unit : after.units().subspan(before.units().size())) {
+      ASSERT_EQ(unit.generation, round + 1);
+      ASSERT_LE(unit.parameter_bytes.end,
+                base::AlignUp(after.arenas().back().parameter_bytes, base::kFrameBytes));
+    }
   }
 }
 

@@ -1,0 +1,113 @@
+// Adding units: another core is made over the memory of the one at work, which stays as it was
+// until all ranks have theirs; then its threads end and the other takes over.
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "optim/engine/engine_core.h"
+#include "src/base/status_macros.h"
+
+namespace zerohold::engine {
+namespace {
+
+template <typename T>
+void Append(std::vector<T>& list, const std::vector<T>& more) {
+  list.insert(list.end(), more.begin(), more.end());
+}
+
+std::string Describe(const Addition& addition, int communicator) {
+  std::string text = layout::Describe(addition.parameters, addition.units, communicator);
+  for (const GroupOptions& group : addition.groups) {
+    absl::StrAppend(&text, "group: ", DescribeGroup(group), "\n");
+  }
+  return text;
+}
+
+absl::Status CompareOverRanks(const EngineCore::Input& input, const Addition& addition) {
+  for (size_t i = 0; i < input.communicators.size(); ++i) {
+    ZH_RETURN_IF_ERROR(comm::AgreeOnText(*input.communicators[i],
+                                         "added parameters, units and groups",
+                                         Describe(addition, static_cast<int>(i))));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status EngineCore::Extend(std::unique_ptr<EngineCore>& core, const Addition& addition) {
+  Call call{.kind = Call::Kind::kExtend, .addition = &addition};
+  core->Submit(call);
+  if (!call.status.ok()) {
+    core->successor_.reset();
+    return call.status;
+  }
+  // From here on nothing can fail, and nothing is in flight.
+  const std::unique_ptr<EngineCore> before = std::exchange(core, std::move(core->successor_));
+  before->in_charge_ = false;
+  before->Stop().IgnoreError();
+  core->Inherit(*before);
+  core->in_charge_ = true;
+  core->Start();
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::CheckExtend() const {
+  if (window_.micro_batches() > 0) {
+    return absl::FailedPreconditionError("AddUnits: a micro-batch is open; call Step first");
+  }
+  const UnitId acquired = window_.FirstAcquired();
+  if (acquired >= 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "AddUnits: unit ", input_.units[acquired].name, " is still acquired; Release it first"));
+  }
+  return CheckCopies("AddUnits");
+}
+
+void EngineCore::RunExtend(void* self, int64_t) {
+  auto& core = *static_cast<EngineCore*>(self);
+  core.queue_.Push(
+      {.kind = Event::Kind::kAccessDone, .status = core.BuildSuccessor(*core.access_call_)});
+}
+
+// In the collective steps of Create. The engine thread waits for it and changes nothing that it
+// reads.
+absl::Status EngineCore::BuildSuccessor(const Call& call) {
+  const Addition& addition = *call.addition;
+  Input input = input_;
+  Append(input.parameters, addition.parameters);
+  Append(input.units, addition.units);
+  Append(input.options.groups, addition.groups);
+  std::vector<UnitId> generations = layout_.config().generations;
+  generations.push_back(static_cast<UnitId>(input_.units.size()));
+
+  absl::Status status = call.status;
+  if (status.ok()) status = input.options.Validate();
+  absl::StatusOr<layout::Layout> layout(absl::UnknownError("not planned"));
+  if (status.ok()) {
+    layout = Plan(input, std::move(generations));
+    status = layout.status();
+  }
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, status));
+  // What was there before is the same already, or the next Step says what is not.
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CompareOverRanks(input, addition)));
+  std::unique_ptr<EngineCore> successor(
+      new EngineCore(std::move(input), std::move(layout).value(), this));
+  ZH_RETURN_IF_ERROR(successor->Allocate(this));
+  successor_ = std::move(successor);
+  return absl::OkStatus();
+}
+
+// What is not of the memory that both have. Frames are empty, and copies that stay are what they
+// were: CheckExtend has seen it.
+void EngineCore::Inherit(const EngineCore& before) {
+  std::ranges::copy(before.space_steps_, space_steps_.begin());
+  applied_steps_ = before.applied_steps_;
+  loss_scaler_ = before.loss_scaler_;
+  loss_scale_.store(loss_scaler_.scale());
+  consistency_.Inherit(before.consistency_);
+  residency_.InheritRoutes(before.residency_);
+  stats_ = before.stats_;
+}
+
+}  // namespace zerohold::engine
