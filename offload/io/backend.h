@@ -22,7 +22,7 @@ struct Transfer {
   int64_t offset_bytes = 0;
   std::byte* memory = nullptr;
   int64_t bytes = 0;
-  uint64_t tag = 0;  // comes back with the completion
+  uint64_t tag = 0;  // comes back with the completion; any value but the largest
 };
 
 struct Completion {
@@ -32,6 +32,7 @@ struct Completion {
 
 class IoBackend {
  public:
+  // Waits for what the kernel has; transfers that it was not given yet are dropped.
   virtual ~IoBackend() = default;
 
   // "io_uring", "threads", "memory"; decorators add theirs before it: "faulty threads".

@@ -10,12 +10,15 @@
 
 #include "offload/io/backend.h"
 #include "src/base/notice.h"
+#include "src/telemetry/counters.h"
 
 namespace zerohold::io {
 
-// liburing: registered files and memory, one ring, batched submission. Errors: Unavailable with the
-// errno when the kernel refuses io_uring (a container, seccomp, locked memory).
-absl::StatusOr<std::unique_ptr<IoBackend>> CreateUringBackend();
+// liburing: registered files and memory, one ring, batched submission, at most 255 in flight. Where
+// only the registration is refused it goes on without, and `notice` says so at Open.
+// Errors: Unavailable with the errno and the limit of locked memory when the kernel refuses
+// io_uring (a container, seccomp, Linux before 5.11).
+absl::StatusOr<std::unique_ptr<IoBackend>> CreateUringBackend(const base::NoticeSink& notice);
 // pread and pwrite on `threads` threads: everywhere.
 std::unique_ptr<IoBackend> CreateThreadBackend(int threads);
 // Files are memory of this process, by index; descriptors are ignored. Reads past what was written
@@ -24,9 +27,10 @@ std::unique_ptr<IoBackend> CreateMemoryBackend();
 // io_uring, or threads where it is refused, which `notice` says once with the reason.
 std::unique_ptr<IoBackend> CreateBestBackend(const base::NoticeSink& notice);
 
-// What FaultyBackend does to transfers, by a seeded schedule.
+// What the faulty backend does to transfers, by a seeded schedule: the same for the same transfers
+// in the same order. A transfer that is resubmitted is a new one.
 struct FaultSpec {
-  uint64_t seed = 0;
+  int64_t seed = 0;
   // Of each transfer: probabilities in [0, 1].
   double short_transfer = 0.0;  // fewer bytes, whole blocks of 4 KiB, perhaps 0 of a write
   double again = 0.0;           // -EAGAIN or -EINTR
@@ -34,16 +38,34 @@ struct FaultSpec {
   double enospc = 0.0;    // writes
   double bit_flip = 0.0;  // one bit of what a read brings
   double stale = 0.0;     // a write that reports success and is not done
-  double late = 0.0;      // held back until later ones have completed
+  double late = 0.0;      // held back until up to 4 later ones have completed
   int64_t first = 0;      // transfers before this one are left alone
+  // Besides, every n-th transfer: half of it is moved, or -EAGAIN or -EINTR. 0: none.
+  int64_t halve_every = 0;
+  int64_t again_every = 0;
 };
-// "eio=0.01,short=0.5,seed=7,..."; InvalidArgument naming the key and the legal ones.
+// "eio=0.01,short=0.5,seed=7": keys short, again, eio, enospc, flip, stale, late, first, seed,
+// halve_every, again_every. InvalidArgument naming what is wrong and the legal keys.
 absl::StatusOr<FaultSpec> ParseFaultSpec(std::string_view text);
-std::unique_ptr<IoBackend> CreateFaultyBackend(std::unique_ptr<IoBackend> under,
-                                               const FaultSpec& spec);
 
-// Rates in bytes per second, 0 for no limit; latency of each transfer. Waits, never burns a core.
-// Reads and writes are two links of their own.
+// What was really done, by kind.
+enum class Fault : uint8_t {
+  kShortTransfer,
+  kAgain,
+  kEio,
+  kEnospc,
+  kBitFlip,
+  kStale,
+  kLate,
+  kCount
+};
+using FaultTally = telemetry::Counters<Fault>;
+// `tally`, when given, outlives the backend.
+std::unique_ptr<IoBackend> CreateFaultyBackend(std::unique_ptr<IoBackend> under,
+                                               const FaultSpec& spec, FaultTally* tally = nullptr);
+
+// Rates in bytes per second, 0 for no limit; latency of each transfer, which those in flight share.
+// Waits, never burns a core. Reads and writes are two links of their own.
 struct ThrottleSpec {
   double read_rate = 0.0;
   double write_rate = 0.0;

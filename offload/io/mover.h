@@ -3,10 +3,14 @@
 // again, end of file inside a transfer is DataLoss, and every other errno is told with path, offset
 // and bytes.
 //
-// Threads: Move from any thread. `done` is called once for each on the ring owner's thread, which
-// it must not block. Invariants:
+// Threads: Move from any thread, `done` too. `done` is called once for each on the ring owner's
+// thread, which it must not block. Invariants:
 //  1. Transfers start in the order of the Moves, as far as `depth` allows, none is skipped.
-//  2. After warm-up nothing is allocated.
+//  2. Every Move is answered within the timeout.
+//  3. After warm-up nothing is allocated, but for the words of an error.
+//
+// Hazard: the memory of a transfer that timed out may still be read or written by the kernel, so
+// whoever gets DeadlineExceeded must neither use nor unmap it again while the process lives.
 #pragma once
 
 #include <absl/status/status.h>
@@ -32,7 +36,7 @@ struct MoverCounters {
   int64_t read_bytes = 0;
   int64_t written_bytes = 0;
   int64_t resubmitted = 0;    // after a short transfer, EINTR or EAGAIN
-  int64_t busy_read_ns = 0;   // time with at least one read in flight
+  int64_t busy_read_ns = 0;   // time with at least one read in flight, up to the last event
   int64_t busy_write_ns = 0;  // with at least one write
 };
 
@@ -50,7 +54,7 @@ class Mover {
   };
   struct Settings {
     int depth = 64;            // transfers in flight at a time
-    double timeout_s = 600.0;  // of one transfer: then DeadlineExceeded naming it
+    double timeout_s = 600.0;  // from Move to `done`: then DeadlineExceeded naming the transfer
   };
 
   // Errors: those of backend->Open.
@@ -58,7 +62,9 @@ class Mover {
                                                        std::vector<File> files,
                                                        std::span<const std::span<std::byte>> memory,
                                                        const Settings& settings);
-  ~Mover();  // waits for what is in flight
+  // Waits until all Moves are answered. A backend that still has transfers which timed out is left
+  // to itself, not waited for.
+  ~Mover();
 
   void Move(const Request& request);
   const char* backend_name() const;

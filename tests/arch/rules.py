@@ -11,6 +11,7 @@ TOP_LEVEL = {
 
 # Room: the rooms it may include besides itself. A room not listed here may not exist.
 _GROUND = ["src/base", "src/telemetry", "src/layout", "src/memory", "src/device", "src/comm"]
+_FIRST = ["offload/io", "offload/staging", "offload/tiers", "offload/prefetch"]
 ROOMS = {
     "include/zerohold": [],
     "src/base": ["include/zerohold"],
@@ -19,12 +20,18 @@ ROOMS = {
     "src/memory": ["include/zerohold", "src/base", "src/telemetry"],
     "src/device": ["include/zerohold", "src/base", "src/telemetry", "src/memory"],
     "src/comm": ["include/zerohold", "src/base", "src/telemetry", "src/layout"],
+    "offload/io": ["include/zerohold", "src/base", "src/telemetry"],
+    "offload/staging": ["include/zerohold", "src/base", "src/telemetry", "src/memory", "src/device"],
+    "offload/tiers": ["include/zerohold", "src/base", "src/telemetry", "src/layout", "src/memory", "offload/io",
+                      "offload/staging"],
+    "offload/prefetch": ["include/zerohold", "src/base", "src/telemetry", "src/memory", "src/device",
+                         "offload/staging", "offload/tiers"],
     "optim/kernels": ["include/zerohold", "src/base"],
-    "optim/engine": ["include/zerohold", "optim/kernels"] + _GROUND,
-    "optim/api": ["include/zerohold", "optim/engine", "optim/kernels"] + _GROUND,
+    "optim/engine": ["include/zerohold", "optim/kernels"] + _FIRST + _GROUND,
+    "optim/api": ["include/zerohold", "optim/engine", "optim/kernels"] + _FIRST + _GROUND,
     "mpi-launch": ["include/zerohold"],
-    "bench": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels"] + _GROUND,
-    "tests": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels", "mpi-launch"] + _GROUND,
+    "bench": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels"] + _FIRST + _GROUND,
+    "tests": ["include/zerohold", "optim/api", "optim/engine", "optim/kernels", "mpi-launch"] + _FIRST + _GROUND,
 }
 
 # The rooms that are linked into the library; the rest are programs, benches and tests.

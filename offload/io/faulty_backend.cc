@@ -1,0 +1,193 @@
+// What happens to a transfer is a function of the seed and of its number, whatever happened to
+// those before it.
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "offload/io/backends.h"
+#include "offload/io/completion_queue.h"
+#include "offload/io/in_flight_table.h"
+#include "src/base/align.h"
+#include "src/telemetry/trace.h"
+
+namespace zerohold::io {
+namespace {
+
+// The random numbers of one transfer (splitmix64, Steele, Lea and Flood 2014).
+class Random {
+ public:
+  Random(int64_t seed, int64_t transfer)
+      : state_(static_cast<uint64_t>(seed) * kGolden ^ static_cast<uint64_t>(transfer)) {
+    Next();
+  }
+  uint64_t Next() {
+    uint64_t z = state_ += kGolden;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  bool Hits(double probability) {
+    return static_cast<double>(Next() >> 11) * 0x1p-53 < probability;
+  }
+
+ private:
+  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
+  uint64_t state_;
+};
+
+class FaultyBackend final : public IoBackend {
+ public:
+  FaultyBackend(std::unique_ptr<IoBackend> under, const FaultSpec& spec, FaultTally* tally)
+      : under_(std::move(under)),
+        name_(std::string("faulty ") + under_->name()),
+        spec_(spec),
+        tally_(tally != nullptr ? tally : &own_tally_) {}
+
+  const char* name() const override { return name_.c_str(); }
+
+  absl::Status Open(std::span<const int> descriptors, std::span<const std::span<std::byte>> memory,
+                    int depth) override {
+    passed_.Reset(depth);
+    batch_.reserve(depth);
+    arrived_.resize(depth);
+    held_.reserve(depth);
+    ready_.reserve(depth);
+    return under_->Open(descriptors, memory, depth);
+  }
+
+  void Submit(std::span<const Transfer> transfers) override {
+    batch_.clear();
+    for (const Transfer& transfer : transfers) Start(transfer);
+    if (!batch_.empty()) under_->Submit(batch_);
+  }
+
+  int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) override {
+    const int64_t deadline_ns = telemetry::NowNs() + timeout_ns;
+    for (;;) {
+      if (passed_.size() == 0) ReleaseHeld();
+      const int64_t left_ns = std::max<int64_t>(deadline_ns - telemetry::NowNs(), 0);
+      const int64_t count = under_->Reap(arrived_, ready_.empty() ? left_ns : 0);
+      for (int64_t i = 0; i < count; ++i) Arrive(arrived_[i]);
+      if (passed_.size() == 0) ReleaseHeld();
+      if (count == 0 || !ready_.empty()) return TakeFront(ready_, completions);
+    }
+  }
+
+  void Wake() override { under_->Wake(); }
+
+ private:
+  struct Passed {
+    uint64_t tag = 0;
+    std::byte* memory = nullptr;
+    bool flip = false;
+    int later = 0;  // completions that overtake this one
+    uint64_t random = 0;
+  };
+  struct Held {
+    Completion completion;
+    int later = 0;
+  };
+
+  // Draws in one fixed order: the probability of one kind does not move the others.
+  void Start(const Transfer& transfer) {
+    const int64_t number = number_++;
+    const bool writes = transfer.direction == Direction::kWrite;
+    Random random(spec_.seed, number);
+    const bool again = random.Hits(spec_.again) || Every(spec_.again_every, number);
+    const bool eio = random.Hits(spec_.eio);
+    const bool enospc = random.Hits(spec_.enospc) && writes;
+    const bool stale = random.Hits(spec_.stale) && writes;
+    const bool cut = random.Hits(spec_.short_transfer);
+    Passed passed{.tag = transfer.tag,
+                  .memory = transfer.memory,
+                  .flip = random.Hits(spec_.bit_flip) && !writes,
+                  .later = random.Hits(spec_.late) ? static_cast<int>(1 + random.Next() % 4) : 0,
+                  .random = random.Next()};
+    if (number < spec_.first) {
+      passed.flip = false;
+      passed.later = 0;
+      return Pass(transfer, passed);
+    }
+    if (again) return Answer(transfer, Fault::kAgain, number % 2 == 0 ? -EAGAIN : -EINTR);
+    if (eio) return Answer(transfer, Fault::kEio, -EIO);
+    if (enospc) return Answer(transfer, Fault::kEnospc, -ENOSPC);
+    if (stale) return Answer(transfer, Fault::kStale, transfer.bytes);
+    const int64_t blocks = transfer.bytes / base::kPageBytes;
+    Transfer shorter = transfer;
+    if (Every(spec_.halve_every, number)) {
+      shorter.bytes = base::AlignUp(transfer.bytes / 2, base::kPageBytes);
+    } else if (cut && (writes || blocks > 1)) {
+      // A read of 0 bytes would be the end of the file.
+      const int64_t least = writes ? 0 : 1;
+      const auto choices = static_cast<uint64_t>(blocks - least);
+      shorter.bytes = (least + static_cast<int64_t>(random.Next() % choices)) * base::kPageBytes;
+    }
+    if (shorter.bytes == 0) return Answer(transfer, Fault::kShortTransfer, 0);
+    if (shorter.bytes < transfer.bytes) tally_->Add(Fault::kShortTransfer, 1);
+    Pass(shorter, passed);
+  }
+
+  bool Every(int64_t period, int64_t number) const {
+    return period > 0 && number >= spec_.first && (number - spec_.first + 1) % period == 0;
+  }
+
+  void Answer(const Transfer& transfer, Fault fault, int64_t result) {
+    tally_->Add(fault, 1);
+    Deliver({transfer.tag, result});
+  }
+
+  void Pass(Transfer transfer, const Passed& passed) {
+    transfer.tag = static_cast<uint64_t>(passed_.Add(passed));
+    batch_.push_back(transfer);
+  }
+
+  void Arrive(const Completion& completion) {
+    const Passed passed = passed_.Take(completion.tag);
+    if (passed.flip && completion.result > 0) {
+      tally_->Add(Fault::kBitFlip, 1);
+      const uint64_t bit = passed.random % (8 * static_cast<uint64_t>(completion.result));
+      passed.memory[bit / 8] ^= std::byte{1} << (bit % 8);
+    }
+    const Completion mine = {passed.tag, completion.result};
+    if (passed.later == 0) return Deliver(mine);
+    tally_->Add(Fault::kLate, 1);
+    held_.push_back({mine, passed.later});
+  }
+
+  void Deliver(const Completion& completion) {
+    ready_.push_back(completion);
+    std::erase_if(held_, [this](Held& held) {
+      if (--held.later > 0) return false;
+      ready_.push_back(held.completion);
+      return true;
+    });
+  }
+
+  // Nothing is left that could overtake them.
+  void ReleaseHeld() {
+    for (const Held& held : held_) ready_.push_back(held.completion);
+    held_.clear();
+  }
+
+  std::unique_ptr<IoBackend> under_;
+  const std::string name_;
+  const FaultSpec spec_;
+  FaultTally own_tally_;
+  FaultTally* const tally_;
+  int64_t number_ = 0;  // of the next transfer
+  InFlightTable<Passed> passed_;
+  std::vector<Transfer> batch_;
+  std::vector<Completion> arrived_;
+  std::vector<Held> held_;
+  std::vector<Completion> ready_;
+};
+
+}  // namespace
+
+std::unique_ptr<IoBackend> CreateFaultyBackend(std::unique_ptr<IoBackend> under,
+                                               const FaultSpec& spec, FaultTally* tally) {
+  return std::make_unique<FaultyBackend>(std::move(under), spec, tally);
+}
+
+}  // namespace zerohold::io
