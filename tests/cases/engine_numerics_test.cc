@@ -208,6 +208,31 @@ TEST(NumericsCases, NUM_22) {
   });
 }
 
+// Stage 3 keeps it whole on every rank below the threshold: it is there without an acquire, counted
+// once, and updated once.
+TEST(NumericsCases, NUM_22_KeptWhole) {
+  for (const int world : {1, 2, 3, 4}) {
+    RunRanks(world, [](int, const Communicator& ranks) {
+      const auto train = [&](const EngineOptions& options, bool kept) {
+        Trainer trainer(options, ranks, TensorsInUnits({1, 8}), Constant(1));
+        for (int step = 0; step < 3; ++step) {
+          const StepStats stats = trainer.Step(Gradients({{3}, {4, 0, 0, 0, 0, 0, 0, 0}}));
+          EXPECT_NEAR(stats.grad_norm, 5.0, 1e-6);
+        }
+        if (kept) {
+          EXPECT_EQ(trainer.Values(0)[0], trainer.Read(0)[0]);
+        }
+        return trainer.ReadStates();
+      };
+      EngineOptions options = OptionsOfStage(3);
+      options.persistence_threshold_elems = 4;
+      EXPECT_EQ(train(options, true), train(OptionsOfStage(0), true));
+      options.persistence_threshold_elems = 0;
+      EXPECT_EQ(train(options, false), train(OptionsOfStage(0), true));
+    });
+  }
+}
+
 // A tensor that model-parallel ranks replicate is counted by its share.
 TEST(NumericsCases, NUM_22_NormWeight) {
   RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {

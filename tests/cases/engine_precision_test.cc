@@ -124,6 +124,25 @@ TEST(NumericsCases, NUM_14_Scaled) {
   }
 }
 
+// In bf16 without a scale: nothing changes sign or turns NaN under a clip.
+TEST(NumericsCases, NUM_16_BFloat16) {
+  for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
+    RunStages({2}, [bad](EngineOptions options, int, Communicator ranks) {
+      options.clip_grad_norm = 1.0;
+      Trainer trainer(options, ranks, OfType(Tensors({2}), DType::kBFloat16), Constant(1));
+      const StepStats skipped = trainer.Step(Gradients({{bad, 1}}));
+      EXPECT_FALSE(skipped.applied);
+      EXPECT_EQ(skipped.skip_reason, SkipReason::kNonFiniteGradient);
+      EXPECT_EQ(trainer.ReadStates(), (std::vector<float>{1, 1, 0, 0, 0, 0}));
+      EXPECT_EQ(CopyOf(trainer, 0), (std::vector<float>{1, 1}));
+      EXPECT_TRUE(trainer.Step(Gradients({{3, 4}})).applied);
+      const std::vector<float> moment1 = trainer.Read(0, StateKind::kMoment1);
+      EXPECT_NEAR(moment1[0], 0.0599999880, 1e-7);
+      EXPECT_NEAR(moment1[1], 0.0799999840, 1e-7);
+    });
+  }
+}
+
 // The norm, and with it the clip, is of the gradient unscaled by the scale of its backward pass,
 // also in the very step after which the scale grows.
 TEST(NumericsCases, NUM_18) {
@@ -171,6 +190,26 @@ TEST(NumericsCases, NUM_30) {
       EXPECT_EQ(trainer.Read(1, StateKind::kGradient), std::vector<float>(300, 0x1p-24f));
     }
   });
+}
+
+// Views of 16-bit tensors begin at multiples of 64 bytes too, and keep their values to themselves.
+TEST(PartitioningCases, PAR_18_16BitTypes) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    RunStages({1, 2, 3}, [dtype](const EngineOptions& options, int, Communicator ranks) {
+      const auto value = [](ParameterId id, int64_t i) { return static_cast<float>(16 * id + i); };
+      Trainer trainer(options, ranks, OfType(Tensors({1, 3, 5, 7}), dtype), value);
+      for (ParameterId id = 0; id < 4; ++id) {
+        const Engine& engine = trainer.engine();
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(engine.Parameter(id).data) % 64, 0u);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(engine.Gradient(id).data) % 64, 0u);
+        const std::vector<float> copy = CopyOf(trainer, id);
+        for (size_t i = 0; i < copy.size(); ++i) {
+          EXPECT_EQ(copy[i], value(id, static_cast<int64_t>(i)));
+        }
+        EXPECT_EQ(trainer.Read(id), copy);
+      }
+    });
+  }
 }
 
 // Each type of parameter, its gradient in the same type or, summed over micro-batches, in fp32, is

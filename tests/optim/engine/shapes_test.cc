@@ -57,15 +57,17 @@ float MeanOf(int step, UnitId unit, ParameterId id, int64_t i) {
   return static_cast<float>((i + 2 * id + 3 * unit + step) % 5 - 2);
 }
 
-// In step 1 nobody reports the rare unit; in step 2 rank 0 alone the seldom one.
-bool Reports(int step, UnitId unit, int rank) {
+// In step 1 nobody has a gradient for the rare unit; in step 2 rank 0 alone has one for the seldom
+// unit.
+bool HasGradient(int step, UnitId unit, int rank) {
   return !(step == 1 && unit == kRare) && !(step == 2 && unit == kSeldom && rank > 0);
 }
 
 // What one rank adds: the others' parts cancel, or it makes up for their absence.
 float GradientOf(int step, UnitId unit, ParameterId id, int64_t i, const Communicator& ranks) {
+  if (!HasGradient(step, unit, ranks.rank())) return 0.0f;
   const float mean = MeanOf(step, unit, id, i);
-  const bool alone = !Reports(step, unit, ranks.size() - 1);
+  const bool alone = !HasGradient(step, unit, ranks.size() - 1);
   if (alone) return mean * static_cast<float>(ranks.size());
   return mean + static_cast<float>(2 * ranks.rank() - (ranks.size() - 1));
 }
@@ -73,7 +75,10 @@ float GradientOf(int step, UnitId unit, ParameterId id, int64_t i, const Communi
 class Shapes {
  public:
   Shapes(const EngineOptions& options, const Communicator& ranks)
-      : ranks_(ranks), model_(EveryShape()), trainer_(options, ranks, model_, First) {
+      : zero_stage_(options.zero_stage),
+        ranks_(ranks),
+        model_(EveryShape()),
+        trainer_(options, ranks, model_, First) {
     for (size_t id = 0; id < model_.parameters.size(); ++id) {
       const int64_t elems = trainer_.engine().Parameter(static_cast<ParameterId>(id)).elems;
       for (int64_t i = 0; i < elems; ++i) {
@@ -91,8 +96,7 @@ class Shapes {
       ASSERT_TRUE(engine.Release(unit).ok());
     }
     for (UnitId unit = kUnits - 1; unit >= 0; --unit) {
-      // A rank without a gradient still takes part in the gather of the parameters.
-      const bool reports = Reports(step, unit, ranks_.rank());
+      const bool reports = Reports(step, unit);
       ASSERT_TRUE(
           engine.Acquire(unit, reports ? AcquireMode::kBackward : AcquireMode::kForward).ok());
       if (reports) {
@@ -121,6 +125,12 @@ class Shapes {
   }
 
  private:
+  // A rank without a gradient acquires for the gather's sake alone. At stage 3 it reports zeros
+  // where another rank has one: who waits for its part of that reduction would gather no more.
+  bool Reports(int step, UnitId unit) const {
+    const int rank = zero_stage_ == 3 ? 0 : ranks_.rank();
+    return HasGradient(step, unit, rank);
+  }
   void Add(int step, UnitId unit) {
     for (const ParameterId id : Reached(unit)) {
       const TensorView view = trainer_.engine().Gradient(id);
@@ -146,7 +156,7 @@ class Shapes {
   double Update(int step) {
     std::vector<float> gradients(expected_.size(), 0.0f);
     for (UnitId unit = 0; unit < kUnits; ++unit) {
-      if (!Reports(step, unit, 0)) continue;
+      if (!HasGradient(step, unit, 0)) continue;
       for (const ParameterId id : Reached(unit)) {
         const int64_t begin = BeginOf(id);
         const double rate = kLearningRates[model_.parameters[id].group];
@@ -162,6 +172,7 @@ class Shapes {
     return squares;
   }
 
+  const int zero_stage_;
   const Communicator ranks_;
   const ModelSpec model_;
   Trainer trainer_;
