@@ -12,10 +12,13 @@ GradientFrames::GradientFrames(const layout::Layout& layout, int64_t frame_bytes
   busy_.reserve(layout.units().size());
 }
 
+// Round the frames, so that a unit does not wait for the reduction of the one right before it.
 bool GradientFrames::Allocate(UnitId unit) {
   ZH_CHECK(!extents_[unit], unit);
-  extents_[unit] = allocator_.Allocate(layout_.units()[unit].gradient_bytes.size());
-  return extents_[unit].has_value();
+  extents_[unit] = allocator_.Allocate(layout_.units()[unit].gradient_bytes.size(), next_);
+  if (!extents_[unit]) return false;
+  next_ = extents_[unit]->offset + extents_[unit]->bytes;
+  return true;
 }
 
 void GradientFrames::Issued(UnitId unit, int64_t reductions) {

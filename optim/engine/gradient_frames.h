@@ -39,6 +39,7 @@ class GradientFrames {
   const layout::Layout& layout_;
   memory::ExtentAllocator allocator_;
   std::vector<std::optional<memory::Extent>> extents_;
+  int64_t next_ = 0;        // where the search for room begins
   std::vector<Busy> busy_;  // in the order of issue
 };
 

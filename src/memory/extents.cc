@@ -17,18 +17,22 @@ ExtentAllocator::ExtentAllocator(int64_t total_bytes)
   if (total_bytes > 0) free_.push_back({0, total_bytes});
 }
 
-std::optional<Extent> ExtentAllocator::Allocate(int64_t bytes) {
-  ZH_CHECK(bytes >= 0, bytes);
+std::optional<Extent> ExtentAllocator::Allocate(int64_t bytes, int64_t from) {
+  ZH_CHECK(bytes >= 0 && from >= 0 && from % kFrameBytes == 0, bytes, from);
   if (bytes > free_bytes_) return std::nullopt;
   const int64_t wanted = base::AlignUp(bytes, kFrameBytes);
   if (wanted == 0) return Extent{};
-  const auto found =
-      std::ranges::find_if(free_, [&](const Extent& free) { return free.bytes >= wanted; });
-  if (found == free_.end()) return std::nullopt;
-  const Extent extent{found->offset, wanted};
-  found->offset += wanted;
-  found->bytes -= wanted;
-  if (found->bytes == 0) free_.erase(found);
+  const auto begin_in = [&](const Extent& free) { return std::max(free.offset, from); };
+  const auto found = std::ranges::find_if(free_, [&](const Extent& free) {
+    return free.offset + free.bytes - begin_in(free) >= wanted;
+  });
+  if (found == free_.end()) return from > 0 ? Allocate(bytes, 0) : std::nullopt;
+  const Extent extent{begin_in(*found), wanted};
+  const Extent behind{extent.offset + wanted,
+                      found->offset + found->bytes - extent.offset - wanted};
+  found->bytes = extent.offset - found->offset;
+  const auto next = found->bytes == 0 ? free_.erase(found) : found + 1;
+  if (behind.bytes > 0) free_.insert(next, behind);
   free_bytes_ -= wanted;
   return extent;
 }

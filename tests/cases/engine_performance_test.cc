@@ -169,7 +169,6 @@ TEST(PerformanceCases, PRF_04) {
   constexpr int kBuckets = 8;
   constexpr std::chrono::milliseconds kBackward(10), kReduce(8);
   RunStages({2}, [&](EngineOptions options, int, Communicator ranks) {
-    if (options.zero_stage >= 2) return;
     options.max_micro_batches = 1;
     Trainer trainer(options, Slow(ranks, {.reduce = kReduce}),
                     TensorsInUnits(std::vector<int64_t>(kBuckets, 3000)), Constant(1));

@@ -75,10 +75,7 @@ float GradientOf(int step, UnitId unit, ParameterId id, int64_t i, const Communi
 class Shapes {
  public:
   Shapes(const EngineOptions& options, const Communicator& ranks)
-      : zero_stage_(options.zero_stage),
-        ranks_(ranks),
-        model_(EveryShape()),
-        trainer_(options, ranks, model_, First) {
+      : ranks_(ranks), model_(EveryShape()), trainer_(options, ranks, model_, First) {
     for (size_t id = 0; id < model_.parameters.size(); ++id) {
       const int64_t elems = trainer_.engine().Parameter(static_cast<ParameterId>(id)).elems;
       for (int64_t i = 0; i < elems; ++i) {
@@ -125,12 +122,8 @@ class Shapes {
   }
 
  private:
-  // A rank without a gradient acquires for the gather's sake alone. At stage 3 it reports zeros
-  // where another rank has one: who waits for its part of that reduction would gather no more.
-  bool Reports(int step, UnitId unit) const {
-    const int rank = zero_stage_ == 3 ? 0 : ranks_.rank();
-    return HasGradient(step, unit, rank);
-  }
+  // A rank without a gradient acquires for the gather's sake alone.
+  bool Reports(int step, UnitId unit) const { return HasGradient(step, unit, ranks_.rank()); }
   void Add(int step, UnitId unit) {
     for (const ParameterId id : Reached(unit)) {
       const TensorView view = trainer_.engine().Gradient(id);
@@ -172,7 +165,6 @@ class Shapes {
     return squares;
   }
 
-  const int zero_stage_;
   const Communicator ranks_;
   const ModelSpec model_;
   Trainer trainer_;
@@ -195,6 +187,34 @@ TEST(Shapes, EveryShapeAtEveryStage) {
           shapes.StepAndCheck(step);
         }
         shapes.CheckShapes();
+      }
+    }
+  });
+}
+
+// A reduction that waits for a rank without a gradient, which comes to it late, must not hold up
+// the gathers that this rank needs to get there: whatever the frames, nobody waits for ever.
+TEST(Shapes, AUnitThatOneRankDoesNotReport) {
+  RunStages({2, 3}, [](EngineOptions options, int rank, Communicator ranks) {
+    options.max_micro_batches = 1;
+    for (const int frames : {2, 4}) {
+      options.max_live_gradients_bytes = frames * (int64_t{2} << 20);
+      Trainer trainer(options, ranks,
+                      TensorsInUnits({100, 600000, 100, 100, 600000, 100, 100, 100, 100, 100}),
+                      Constant(1));
+      Engine& engine = trainer.engine();
+      const auto nothing = [](ParameterId, std::span<const float>, std::span<float>) {};
+      for (int step = 0; step < 3; ++step) {
+        ASSERT_TRUE(engine.BeginMicroBatch().ok());
+        for (UnitId unit = 9; unit >= 0; --unit) {
+          if (unit == 7 && rank == 1) {
+            ASSERT_TRUE(engine.Acquire(unit, AcquireMode::kForward).ok());
+            ASSERT_TRUE(engine.Release(unit).ok());
+          } else {
+            trainer.Backward(unit, nothing);
+          }
+        }
+        EXPECT_TRUE(trainer.Step().applied) << frames << " frames";
       }
     }
   });
