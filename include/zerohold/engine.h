@@ -123,10 +123,11 @@ class ZH_EXPORT Engine {
   // Appends to the model: ids go on from the last, and `groups` are counted behind those there are.
   // New parameters are laid out over the ranks like the first ones, start at zero (write them under
   // Acquire(kWrite)) and count their own steps from 1; new units may use parameters of old ones.
-  // Addresses, values, states and step counts of what was there stay as they are. Collective,
-  // blocking, between steps. Errors, after which nothing has changed, the same on all ranks: those
-  // of Create; FailedPrecondition inside a window, naming a unit that is acquired, or a parameter
-  // that is not what the engine left there.
+  // Addresses, values, states and step counts of what was there stay as they are. Frames that must
+  // grow, and staging, are there twice meanwhile. Collective, blocking, between steps. Errors,
+  // after which nothing has changed, the same on all ranks: those of Create; FailedPrecondition
+  // inside a window, naming a unit that is acquired, or a parameter that is not what the engine
+  // left there.
   Status AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
                   std::vector<GroupOptions> groups = {});
 

@@ -43,7 +43,7 @@ class ThreadBackend final : public IoBackend {
       descriptors_.pop_back();
       return absl::UnavailableError(absl::StrCat(
           "disk transfers by threads: cannot duplicate a descriptor: ", std::strerror(error),
-          "; the limit is `ulimit -n`"));
+          error == EMFILE ? "; raise `ulimit -n`" : ""));
     }
     waiting_.reserve(depth);
     done_.Reserve(depth);

@@ -48,6 +48,32 @@ TEST(TrainRecord, LogHasOneObjectAStepAndAFinalOne) {
   EXPECT_THAT(HashOf(log), MatchesRegex("[0-9a-f]{16}"));
 }
 
+TEST(TrainRecord, EvaluationsAreToldAndChangeNothing) {
+  const std::string every = "--evaluate-every 2 ",
+                    flags = "--steps 5 --accumulate 2 --zero-stage 3 ";
+  const std::vector<nlohmann::json> log = TrainAndReadLog(2, flags + every);
+  ASSERT_EQ(log.size(), 6u);
+  for (int step = 1; step <= 5; ++step) {
+    EXPECT_EQ(log[step - 1].contains("evaluation_loss"), step % 2 == 0) << step;
+  }
+  // The same samples each time, so a trained model does better on them.
+  EXPECT_LT(log[3].at("evaluation_loss"), log[1].at("evaluation_loss"));
+  EXPECT_EQ(HashOf(log), HashOf(TrainAndReadLog(2, flags)));
+  // The same samples for one global batch, and through torch alone.
+  const std::vector<nlohmann::json> torch =
+      TrainAndReadLog(4, "--steps 5 --optimizer torch --recompute " + every);
+  ASSERT_EQ(torch.size(), 6u);
+  EXPECT_NEAR(log[3].at("evaluation_loss"), torch[3].at("evaluation_loss"), 1e-4);
+}
+
+TEST(TrainRecord, PeopleAreToldOfSkippedSteps) {
+  const Outcome outcome =
+      RunShell(TinyTrain("--dtype fp16 --loss-scale 1e30 --steps 3 --zero-stage 3"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("2 skipped, loss scale 1e+30"),
+                                 HasSubstr("after 3 steps (3 of them skipped)")));
+}
+
 TEST(TrainRecord, TraceIsWrittenByEachRank) {
   const std::string trace = TemporaryPath("trace");
   const Outcome outcome = RunShell(Mpirun(2) + TinyTrain("--steps 2 --trace " + trace + ".json"));

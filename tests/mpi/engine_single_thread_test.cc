@@ -37,6 +37,32 @@ TEST(CommunicationCases, COM_12) {
   }
 }
 
+// Units that come later, where all collectives run inside the calls.
+TEST(PartitioningCases, PAR_14) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  StatusOr<Communicator> ranks = MpiCommunicator(MPI_COMM_WORLD);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  for (const int stage : {0, 1, 2, 3}) {
+    std::vector<std::string> said;
+    EngineOptions options = OptionsOfStage(stage);
+    options.groups[0].learning_rate = 0.1;
+    options.notice = [&](const std::string& text) { said.push_back(text); };
+    Trainer trainer(options, *ranks, Tensors({3000}), Constant(1));
+    for (int step = 0; step < 3; ++step) trainer.Step(Gradients({{0.5f}}));
+    ModelSpec late = {{{"late", {5000}}}, {{"later", {"late"}, {}}}};
+    if (rank == 1) late.parameters[0].frozen = true;
+    EXPECT_EQ(trainer.AddUnits(late, Constant(1)).code(), absl::StatusCode::kFailedPrecondition);
+    late.parameters[0].frozen = false;
+    ASSERT_TRUE(trainer.AddUnits(late, Constant(1)).ok());
+    trainer.Step(Gradients({{0.5f}, {0.5f}}));
+    for (const float value : trainer.Read(0)) ASSERT_NEAR(value, 0.6, 1e-6);
+    for (const float value : trainer.Read(1)) ASSERT_NEAR(value, 0.9, 1e-6);
+    EXPECT_TRUE(trainer.engine().Close().ok());
+    EXPECT_THAT(said, ::testing::SizeIs(rank == 0 ? 1 : 0));
+  }
+}
+
 }  // namespace
 }  // namespace zerohold::testing
 

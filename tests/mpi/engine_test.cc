@@ -129,6 +129,34 @@ TEST(NumericsCases, NUM_34) {
   }
 }
 
+// Units that come later give the same bits at every stage, and are refused alike where ranks
+// differ.
+TEST(PartitioningCases, PAR_14) {
+  const Communicator world = World();
+  std::vector<float> reference;
+  for (const int stage : {0, 1, 2, 3}) {
+    EngineOptions options = Options(stage);
+    options.max_micro_batches = 1;
+    options.bucket_elems = 700;
+    Trainer trainer(options, world, Tensors({3000, 7}), Constant(1));
+    for (int step = 0; step < 3; ++step) trainer.Step(Waves(world.rank(), step));
+    ModelSpec late = {{{"late", {5000}}, {"bias", {13}}}, {{"later", {"late", "bias"}, {"a"}}}};
+    if (world.size() > 1) {
+      if (world.rank() == 1) late.units[0].uses.clear();
+      const Status status = trainer.AddUnits(late, Constant(1));
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(Text(status), AllOf(HasSubstr("rank 0 has"), HasSubstr("rank 1 has")));
+      late.units[0].uses = {"a"};
+    }
+    ASSERT_TRUE(trainer.AddUnits(late, Constant(1)).ok());
+    for (int step = 3; step < 6; ++step) trainer.Step(Waves(world.rank(), step));
+    const std::vector<float> states = trainer.ReadStates();
+    if (stage == 0) reference = states;
+    EXPECT_EQ(states, reference) << "stage " << stage;
+    EXPECT_TRUE(trainer.engine().Close().ok());
+  }
+}
+
 // Over real processes: the same refusal on all, with both names, in seconds.
 TEST(PartitioningCases, PAR_16) {
   const Communicator world = World();

@@ -8,6 +8,8 @@
 namespace zerohold::testing {
 namespace {
 
+constexpr int64_t kFrameBytes = int64_t{2} << 20;
+
 void AddUnit(ModelSpec& model, const std::string& name,
              const std::vector<std::vector<int64_t>>& shapes) {
   UnitSpec unit{name, {}, {}};
@@ -106,6 +108,8 @@ TEST(Memory, BytesOfA16BitParameter) {
       for (const int64_t micro_batches : {1, 4}) {
         options.master = form;
         options.max_micro_batches = micro_batches;
+        options.max_live_gradients_bytes = 3 * kFrameBytes;
+        options.max_live_parameters_bytes = 4 * kFrameBytes;
         ModelSpec model = Blocks(6);
         for (ParameterSpec& parameter : model.parameters) parameter.dtype = DType::kBFloat16;
         int64_t elems = 0;
@@ -119,6 +123,9 @@ TEST(Memory, BytesOfA16BitParameter) {
         const double expected = (states + parameters + gradients) * static_cast<double>(elems);
         EXPECT_NEAR(static_cast<double>(memory.ModelBytes()), expected, 0.02 * expected)
             << "stage " << options.zero_stage << " micro-batches " << micro_batches;
+        // Frames besides, as many as the options ask for, whatever the model.
+        const int frames = (options.zero_stage >= 2 ? 3 : 0) + (options.zero_stage >= 3 ? 4 : 0);
+        EXPECT_EQ(memory.Bytes(Tier::kHost, MemoryKind::kFrames), frames * kFrameBytes);
       }
     }
   });

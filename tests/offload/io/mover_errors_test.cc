@@ -1,0 +1,141 @@
+// What a Move is answered with when it cannot be done: a code to act on and a line to read.
+#include <gmock/gmock.h>
+
+#include <cerrno>
+#include <thread>
+
+#include "offload/io/backends.h"
+#include "offload/io/mover.h"
+#include "src/telemetry/trace.h"
+#include "tests/offload/io/answer.h"
+#include "tests/offload/io/block_memory.h"
+#include "tests/offload/io/scripted_backend.h"
+#include "tests/src/memory/child.h"
+
+namespace zerohold::io {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::unique_ptr<Mover> Over(Script* script, const Mover::Settings& settings) {
+  return Mover::Create(std::make_unique<ScriptedBackend>(script), {{-1, "/a"}, {-1, "/b"}}, {},
+                       settings)
+      .value();
+}
+
+TEST(MoverErrors, TellWhatTheKernelSaid) {
+  struct {
+    int error;
+    absl::StatusCode code;
+    const char* mend;
+  } const rows[] = {
+      {ENOSPC, absl::StatusCode::kResourceExhausted, "name another folder in nvme_paths"},
+      {EDQUOT, absl::StatusCode::kResourceExhausted, "name another folder in nvme_paths"},
+      {EFBIG, absl::StatusCode::kResourceExhausted, "name another folder in nvme_paths"},
+      {EIO, absl::StatusCode::kDataLoss, "dmesg"},
+      {EBADMSG, absl::StatusCode::kDataLoss, "dmesg"},
+      {EBADF, absl::StatusCode::kUnavailable, ""},
+      {ENODEV, absl::StatusCode::kUnavailable, ""},
+  };
+  for (const auto& row : rows) {
+    Script script;
+    BlockMemory memory(3);
+    auto mover = Over(&script, {});
+    Answer answer;
+    mover->Move(answer.To({.direction = Direction::kWrite,
+                           .file = 1,
+                           .offset_bytes = 5 * kBlock,
+                           .memory = memory.block(0),
+                           .bytes = 3 * kBlock}));
+    script.Complete(script.Submitted(1)[0], kBlock);
+    script.Complete(script.Submitted(2)[1], -row.error);
+    const absl::Status status = answer.Get();
+    EXPECT_EQ(status.code(), row.code) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("nvme_paths: /b: write of 12288 bytes at 20480"),
+                      HasSubstr("4096 of them moved"), HasSubstr("scripted"),
+                      HasSubstr(std::strerror(row.error)), HasSubstr(row.mend)));
+  }
+}
+
+TEST(MoverErrors, TheEndOfTheFileInsideATransferIsDataLoss) {
+  BlockMemory memory(4);
+  auto mover = Mover::Create(CreateMemoryBackend(), {{-1, "/disk"}}, {}, {}).value();
+  ASSERT_TRUE(
+      MoveNow(*mover,
+              {.direction = Direction::kWrite, .memory = memory.block(0), .bytes = 3 * kBlock})
+          .ok());
+  const absl::Status status =
+      MoveNow(*mover, {.offset_bytes = kBlock, .memory = memory.block(0), .bytes = 4 * kBlock});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("/disk: read of 16384 bytes at 4096"),
+                    HasSubstr("8192 of them moved"), HasSubstr("the file ends at 12288")));
+}
+
+TEST(MoverErrors, ADiskThatNeverGetsOnIsToldInBoundedTime) {
+  BlockMemory memory(1);
+  auto mover = Mover::Create(CreateFaultyBackend(CreateMemoryBackend(), {.again = 1.0}),
+                             {{-1, "/disk"}}, {}, {})
+                   .value();
+  const int64_t begin_ns = telemetry::NowNs();
+  const absl::Status status =
+      MoveNow(*mover, {.direction = Direction::kWrite, .memory = memory.block(0), .bytes = kBlock});
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("/disk: write of 4096 bytes at 0"), HasSubstr("64 times in a row")));
+  EXPECT_LT(telemetry::NowNs() - begin_ns, 15'000'000'000);
+  EXPECT_GT(telemetry::NowNs() - begin_ns, 500'000'000);  // it gave the disk time
+}
+
+TEST(MoverErrors, DeadlinesHoldInFlightAndInTheQueue) {
+  Script script;
+  BlockMemory memory(2);
+  auto mover = Over(&script, {.depth = 1, .timeout_s = 0.1});
+  Answer first;
+  Answer second;
+  mover->Move(first.To({.offset_bytes = kBlock, .memory = memory.block(0), .bytes = 2 * kBlock}));
+  mover->Move(second.To({.file = 1, .memory = memory.block(1), .bytes = kBlock}));
+  script.Complete(script.Submitted(1)[0], kBlock);
+  const absl::Status status = first.Get();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("nvme_paths: /a: read of 8192 bytes at 4096"),
+                    HasSubstr("4096 of them moved"), HasSubstr("within 0.1 s")));
+  EXPECT_EQ(second.Get().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(script.Submitted(2).size(), 2u);  // the second was never begun
+  // The late completion makes room, and is nobody's.
+  script.Complete(script.Submitted(2)[1], kBlock);
+  Answer third;
+  mover->Move(third.To({.memory = memory.block(0), .bytes = kBlock}));
+  script.Complete(script.Submitted(3)[2], kBlock);
+  EXPECT_TRUE(third.Get().ok());
+}
+
+TEST(MoverErrors, DeadlinesHoldBetweenTries) {
+  BlockMemory memory(1);
+  auto mover = Mover::Create(CreateFaultyBackend(CreateMemoryBackend(), {.again = 1.0}),
+                             {{-1, "/disk"}}, {}, {.timeout_s = 0.05})
+                   .value();
+  EXPECT_EQ(MoveNow(*mover, {.memory = memory.block(0), .bytes = kBlock}).code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
+// In a child, whose end takes the backend that is left to itself.
+TEST(MoverErrors, ADiskThatNeverAnswersDoesNotHoldTheEnd) {
+  EXPECT_EQ(memory::InChild([]() -> std::string {
+              auto* script = new Script;
+              BlockMemory memory(1);
+              Answer answer;
+              {
+                auto mover = Over(script, {.timeout_s = 0.05});
+                mover->Move(answer.To({.memory = memory.block(0), .bytes = kBlock}));
+              }
+              return absl::IsDeadlineExceeded(answer.Get()) ? "" : "not answered";
+            }),
+            "");
+}
+
+}  // namespace
+}  // namespace zerohold::io
