@@ -76,6 +76,36 @@ struct LossScaleOptions {
   ZH_EXPORT Status Validate() const;
 };
 
+// How files are read and written. All give the same bytes.
+enum class IoEngine : uint8_t { kBest, kUring, kThreads };
+
+// Where optimizer states rest between steps: in host memory, or in files on local disks, from where
+// a step brings them record by record into pinned staging and back.
+struct OffloadOptions {
+  // Folders on local disks for what host memory is not to hold; records are spread over them.
+  // Their files have no name: nothing is left behind, and two jobs may share a folder. May differ
+  // over ranks, but all ranks give some, or none. None: everything is in host memory.
+  std::vector<std::string> nvme_paths;
+  // Bytes of optimizer states that this rank keeps in host memory when there are nvme_paths; the
+  // first records of the model. >= 0
+  int64_t host_budget_bytes = 0;
+  // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
+  // record_elems elements of all states. 0 takes 8, or as many as 48 MiB hold, but at least 3. More
+  // hides longer latencies.
+  int window = 0;
+  // Fail where staging memory cannot be locked; else that is said once.
+  bool require_pinned = false;
+  IoEngine io_engine = IoEngine::kBest;
+  // For tests and benches: faults of the disk, "eio=0.01,short=0.2,seed=7" (zh-stress --help lists
+  // the kinds), and its rates in bytes a second, 0 for its own.
+  std::string faults;
+  double read_rate = 0.0;
+  double write_rate = 0.0;
+
+  // InvalidArgument naming the field, its value and the legal range.
+  ZH_EXPORT Status Validate() const;
+};
+
 struct EngineOptions {
   // 0 replicates everything. 1 shards the optimizer states over the ranks: 1/N of that memory and
   // of the update on each, for the same bytes on the wire. 2 shards gradients too: each bucket is
@@ -108,6 +138,8 @@ struct EngineOptions {
   int64_t max_live_gradients_bytes = 0;
   // Stage 3: units of fewer elements stay gathered.
   int64_t persistence_threshold_elems = 0;
+
+  OffloadOptions offload;
 
   // Global 2-norm above which gradients are scaled down, by limit / (norm + 1e-6). 0 is off.
   double clip_grad_norm = 0.0;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "offload/io/backends.h"
 #include "optim/kernels/update.h"
 #include "src/base/status_macros.h"
 
@@ -132,6 +133,22 @@ Status LossScaleOptions::Validate() const {
   return absl::OkStatus();
 }
 
+Status OffloadOptions::Validate() const {
+  for (const std::string& path : nvme_paths) {
+    if (path.empty()) return Bad("nvme_paths", "an empty path", "folders on local disks");
+  }
+  if (host_budget_bytes < 0) return Bad("host_budget_bytes", host_budget_bytes, "0 or more");
+  if (window < 0 || window > 4096) return Bad("window", window, "0 (by itself) to 4096");
+  if (io_engine > IoEngine::kThreads) {
+    return Bad("io_engine", static_cast<int>(io_engine), "a value of IoEngine");
+  }
+  if (!AtLeastZero(read_rate)) return Bad("read_rate", read_rate, "0 (no limit) or more, finite");
+  if (!AtLeastZero(write_rate)) {
+    return Bad("write_rate", write_rate, "0 (no limit) or more, finite");
+  }
+  return io::ParseFaultSpec(faults).status();
+}
+
 Status EngineOptions::Validate() const {
   if (zero_stage < 0 || zero_stage > 3) return Bad("zero_stage", zero_stage, "0, 1, 2 or 3");
   ZH_RETURN_IF_ERROR(CheckGroups(*this));
@@ -144,6 +161,7 @@ Status EngineOptions::Validate() const {
   }
   ZH_RETURN_IF_ERROR(Under("loss_scale", loss_scale.Validate()));
   ZH_RETURN_IF_ERROR(CheckMemory(*this));
+  ZH_RETURN_IF_ERROR(Under("offload", offload.Validate()));
   if (!AtLeastZero(clip_grad_norm)) {
     return Bad("clip_grad_norm", clip_grad_norm, "0 (off) or more, finite");
   }

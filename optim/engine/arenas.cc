@@ -46,27 +46,33 @@ int64_t Missing(const memory::FramePool* pool, int64_t bytes) {
   if (pool != nullptr && pool->bytes() >= bytes) return 0;
   return base::AlignUp(bytes, base::kFrameBytes);
 }
+int64_t Missing(const memory::AddressArena* staging, int64_t bytes) {
+  return staging != nullptr && staging->bytes() >= bytes ? 0 : bytes;
+}
 
-// A rank's slice of the segment: what stays of a generation's arenas, then the frames that are
-// missing. Bytes.
+// A rank's slice of the segment: what stays of a generation's arenas, then the frames and the
+// staging that are missing. Bytes.
 struct Slice {
   Slice(const layout::ArenaSizes& sizes, FrameSizes frames, const Arenas& before)
       : parameters(sizes.resident_parameter_bytes),
         gradients(sizes.resident_gradient_bytes),
         parameter_frames(Missing(before.parameter_frames.get(), frames.parameters)),
-        gradient_frames(Missing(before.gradient_frames.get(), frames.gradients)) {}
+        gradient_frames(Missing(before.gradient_frames.get(), frames.gradients)),
+        staging(Missing(before.staging.get(), frames.staging)) {}
 
   int64_t GradientsBegin() const { return base::AlignUp(parameters, base::kPageBytes); }
   int64_t ParameterFramesBegin() const {
     return base::AlignUp(GradientsBegin() + gradients, base::kFrameBytes);
   }
   int64_t GradientFramesBegin() const { return ParameterFramesBegin() + parameter_frames; }
-  int64_t Bytes() const { return GradientFramesBegin() + gradient_frames; }
+  int64_t StagingBegin() const { return GradientFramesBegin() + gradient_frames; }
+  int64_t Bytes() const { return StagingBegin() + base::AlignUp(staging, base::kFrameBytes); }
 
   int64_t parameters;
   int64_t gradients;
   int64_t parameter_frames;
   int64_t gradient_frames;
+  int64_t staging;
 };
 
 // This rank's part of the node's segment; without one, `segment` is empty.
@@ -151,6 +157,18 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
   return share;
 }
 
+absl::Status FillStaging(Arenas& arenas, const Slice& slice, const Share& share,
+                         memory::Ledger* ledger) {
+  if (slice.staging == 0) return absl::OkStatus();
+  ZH_ASSIGN_OR_RETURN(memory::AddressArena staging,
+                      memory::AddressArena::Reserve(slice.staging, MemoryKind::kStaging, ledger));
+  ZH_RETURN_IF_ERROR(share.segment ? staging.AttachShared(0, slice.staging, *share.segment,
+                                                          share.offset + slice.StagingBegin())
+                                   : staging.AttachPrivate(0, slice.staging));
+  arenas.staging = std::make_shared<const memory::AddressArena>(std::move(staging));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ArenaPair> Reserve(const layout::ArenaSizes& sizes, memory::Ledger* ledger) {
   ArenaPair pair;
   ZH_ASSIGN_OR_RETURN(pair.parameters, memory::AddressArena::Reserve(
@@ -165,7 +183,8 @@ absl::Status Make(Arenas& arenas, const layout::ArenaSizes& sizes, const Slice& 
   ZH_ASSIGN_OR_RETURN(ArenaPair pair, Reserve(sizes, ledger));
   ZH_RETURN_IF_ERROR(FillArenas(pair, slice, share));
   arenas.generations.push_back(std::make_shared<const ArenaPair>(std::move(pair)));
-  return FillFrames(arenas, slice, share, ledger);
+  ZH_RETURN_IF_ERROR(FillFrames(arenas, slice, share, ledger));
+  return FillStaging(arenas, slice, share, ledger);
 }
 
 }  // namespace

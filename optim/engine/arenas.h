@@ -23,17 +23,20 @@ struct ArenaPair {
   memory::AddressArena gradients;
 };
 
-// Shared by the engines that follow each other over the same memory.
+// Shared by the engines that follow each other over the same memory. Staging is for what moves
+// between tiers.
 struct Arenas {
   std::vector<std::shared_ptr<const ArenaPair>> generations;
   std::shared_ptr<memory::FramePool> parameter_frames;
   std::shared_ptr<memory::FramePool> gradient_frames;
+  std::shared_ptr<const memory::AddressArena> staging;
 };
 
 // Of the pools, bytes.
 struct FrameSizes {
   int64_t parameters = 0;
   int64_t gradients = 0;
+  int64_t staging = 0;
 };
 
 // Who counts memory, and who is told of it.

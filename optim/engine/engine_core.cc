@@ -118,14 +118,14 @@ void EngineCore::Handle(Event& event) {
       return AnswerAccess(event.status);
     case Event::Kind::kOperationDone: {
       const Operation& operation = plan_.operations[index];
-      if (operation.verb != Verb::kUpdate) --in_flight_;
+      if (operation.operand == Operand::kRecord) return RecordDone(index, event.status);
+      --in_flight_;
       if (fails()) return;
       if (operation.verb == Verb::kReduceScatter) {
         --reductions_in_flight_[operation.unit];
         gradient_frames_.Done(operation.unit);
       }
       step_.OperationDone(index);
-      if (operation.verb == Verb::kUpdate && step_.updates_done()) Stall(Stall::kUpdate);
       return;
     }
     case Event::Kind::kGathered:
@@ -146,6 +146,9 @@ void EngineCore::Handle(Event& event) {
       return;
     case Event::Kind::kBlamed:
       if (!fails()) Skip();
+      return;
+    case Event::Kind::kClosed:
+      if (!fails()) step_.ClosingDone();
       return;
     case Event::Kind::kStop:
       return;
@@ -225,7 +228,7 @@ void EngineCore::Adopt(Call& call) {
     if (place.parameters_framed) continue;
     const auto id = static_cast<UnitId>(unit);
     for (int space = place.first_space; space < place.last_space; ++space) {
-      access_->Adopt(space, Copy(space));
+      storage_.Update(access_->Adopt(space, Copy(space)));
     }
     Adopted(id);
     Remember(id);
@@ -251,7 +254,7 @@ void EngineCore::AnswerAccess(const absl::Status& status) {
 }
 
 void EngineCore::AnswerQuiesceIfQuiet() {
-  if (quiesce_call_ == nullptr || in_flight_ > 0 || accumulating_ > 0) return;
+  if (quiesce_call_ == nullptr || in_flight_ > 0 || accumulating_ > 0 || moving_ > 0) return;
   Answer(*std::exchange(quiesce_call_, nullptr), failed_);
 }
 

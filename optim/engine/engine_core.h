@@ -32,6 +32,7 @@
 #include "optim/engine/gradient_frames.h"
 #include "optim/engine/loss_scaler.h"
 #include "optim/engine/model_memory.h"
+#include "optim/engine/records.h"
 #include "optim/engine/residency.h"
 #include "optim/engine/state_access.h"
 #include "optim/engine/step.h"
@@ -105,6 +106,7 @@ class EngineCore : private StepActions {
       kWeightShared,  // of the micro-batch, with all ranks
       kAccumulated,   // a unit's gradients, into their fp32 sums
       kBlamed,        // the first parameter that is not finite
+      kClosed,        // the second agreement
       kStop
     };
     Kind kind = Kind::kStop;
@@ -125,6 +127,7 @@ class EngineCore : private StepActions {
   static absl::StatusOr<layout::Layout> Plan(const Input& input, std::vector<UnitId> generations);
   absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
+  absl::Status CreateRecords(const EngineCore* before);
   absl::Status CheckFrames() const;
   std::vector<memory::FaultMap::Entry> FaultEntries() const;
   void Start();
@@ -175,6 +178,7 @@ class EngineCore : private StepActions {
   bool RoundOpen() const { return RoundEachMicroBatch() || window_.last(); }
 
   // engine_step.cc: the course of a step.
+  bool UsesDisk() const { return !input_.options.offload.nvme_paths.empty(); }
   void BeginStep(Call& call);
   absl::Status CheckStep() const;
   absl::Status CheckCopies(const char* call) const;
@@ -188,6 +192,8 @@ class EngineCore : private StepActions {
   void EndWindow();
   void Stall(zerohold::Stall cause);
   void StartOperation(int index) override;
+  void StartRecord(Issue& issue, const Operation& operation);
+  void RecordDone(int index, const absl::Status& status);
   void StartAgreement() override;
   void DropRecord(int64_t record) override;
   void StartClosing() override;
@@ -200,6 +206,7 @@ class EngineCore : private StepActions {
   static void RunAgreement(void* self, int64_t);
   static void RunAccess(void* self, int64_t);
   static void RunBlame(void* self, int64_t);
+  static void RunClosing(void* self, int64_t);
   absl::Status Collective(const Issue& issue);
   absl::Status ReduceScatter(const Issue& issue, const layout::Bucket& bucket);
   absl::Status AllGather(const Operation& operation, const layout::Bucket& bucket);
@@ -214,6 +221,7 @@ class EngineCore : private StepActions {
   comm::Mean MeanOf(const layout::Bucket& bucket, float divisor);
   void PointSumsAt(const layout::Bucket& bucket);
   int64_t HeldIndex(const layout::Bucket& bucket, layout::Range shard) const;
+  static void Moved(void* issue, absl::Status status);  // on the thread of I/O, or at once
   // On the update stream:
   static void RunUpdate(void* issue);
   static void RunAccumulate(void* issue);
@@ -255,9 +263,11 @@ class EngineCore : private StepActions {
   Call* quiesce_call_ = nullptr;
   int64_t in_flight_ = 0;     // collectives
   int64_t accumulating_ = 0;  // units
+  int64_t moving_ = 0;        // records, from or to disk
   bool step_requested_ = false;
   absl::Status step_local_;  // what this rank has against the step
   absl::Status incoherent_;  // a copy was found changed at a Release
+  absl::Status storage_;     // why a record is lost: all ranks hear of it in the next agreement
   absl::Status refusal_;     // what the ranks agreed against it
   absl::Status ending_;      // what it will be answered
   StepStats stats_;
@@ -290,6 +300,7 @@ class EngineCore : private StepActions {
   std::vector<layout::Range> gather_shards_;
   std::vector<comm::Piece> gather_pieces_;
 
+  std::unique_ptr<Records> records_;  // ends before the queue that its I/O tells
   std::unique_ptr<UpdateSite> update_site_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<device::Stream> update_stream_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "offload/staging/pin.h"
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
 #include "src/device/cpu/cpu_device.h"
@@ -162,15 +163,15 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       sent_bytes_(instruments_->sent_bytes),
       trace_(instruments_->trace),
       memory_plan_(MakeMemoryPlan(input_.options, layout_)),
-      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0,
-                          std::vector<bool>(layout_.records().size(), false))),
+      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0, memory_plan_.fetched)),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
       window_(input_.units, FreshEachMicroBatch()),
       residency_(layout_, input_.units, memory_plan_.parameter_frame_bytes),
       gradient_frames_(layout_, memory_plan_.gradient_frame_bytes),
       coherence_(layout_),
-      step_(plan_, static_cast<int>(input_.units.size()), {}, *this),
+      step_(plan_, static_cast<int>(input_.units.size()),
+            {.window = memory_plan_.slots, .closing = UsesDisk()}, *this),
       agreement_(layout_),
       consistency_(layout_, input_.units),
       loss_scaler_(input_.options.loss_scale),
@@ -227,7 +228,8 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
                       ModelMemory::Create(communicator_, layout_, memory_plan_,
                                           before == nullptr ? nullptr : before->memory_.get(),
                                           {&ledger_, input_.options.notice}));
-  access_ = std::make_unique<StateAccess>(layout_, *memory_, input_.options.master);
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CreateRecords(before)));
+  access_ = std::make_unique<StateAccess>(layout_, *memory_, *records_, input_.options.master);
   fault_map_ = std::make_unique<memory::FaultMap>(FaultEntries());
   const bool said = before != nullptr && !before->memory_->arenas().parameter_frames->moves();
   if (!memory_->arenas().parameter_frames->moves() && communicator_.rank() == 0 && !said) {
@@ -244,7 +246,29 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
   if (before == nullptr) {
     ZH_ASSIGN_OR_RETURN(threads, UpdateThreads(communicator_, input_.options.update_threads));
   }
-  update_site_ = std::make_unique<UpdateSite>(layout_, *memory_, input_.options, threads);
+  update_site_ = std::make_unique<UpdateSite>(UpdateSite::Model{layout_, *memory_, *records_},
+                                              input_.options, threads);
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::CreateRecords(const EngineCore* before) {
+  std::span<std::byte> staging;
+  if (memory_plan_.slots > 0) {
+    staging = {reinterpret_cast<std::byte*>(memory_->arenas().staging->base()),
+               static_cast<size_t>(memory_plan_.staging_bytes())};
+  }
+  if (before == nullptr || before->memory_->arenas().staging != memory_->arenas().staging) {
+    const absl::Status pinned = staging::Pin(staging);
+    if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
+    if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
+  }
+  ZH_ASSIGN_OR_RETURN(
+      records_, Records::Create({.layout = layout_,
+                                 .plan = memory_plan_,
+                                 .options = input_.options.offload,
+                                 .staging = staging,
+                                 .before = before == nullptr ? nullptr : before->records_.get(),
+                                 .books = {&ledger_, input_.options.notice}}));
   return absl::OkStatus();
 }
 

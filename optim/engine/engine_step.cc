@@ -76,7 +76,7 @@ float EngineCore::Divisor(int32_t space) const {
 void EngineCore::StartOperation(int index) {
   const Operation& operation = plan_.operations[index];
   Issue& issue = NewIssue(index);
-  if (operation.verb == Verb::kUpdate) return update_stream_->Run(&RunUpdate, &issue);
+  if (operation.operand == Operand::kRecord) return StartRecord(issue, operation);
   ++in_flight_;
   issue.round = std::max<int64_t>(1, window_.micro_batches()) - 1;
   issue.divisor = Divisor(operation.space);
@@ -90,6 +90,25 @@ void EngineCore::StartOperation(int index) {
   }
   const bool gather = operation.phase == Phase::kApply;
   (gather ? gather_executor_ : executor_.get())->Post({&RunCollective, &issue, 0});
+}
+
+// Once a record is lost nothing more is done to any: the step goes through the motions that its
+// peers wait for, and ends on all ranks alike.
+void EngineCore::StartRecord(Issue& issue, const Operation& operation) {
+  ++moving_;
+  if (!storage_.ok()) return Moved(&issue, absl::OkStatus());
+  if (operation.verb == Verb::kUpdate) return update_stream_->Run(&RunUpdate, &issue);
+  const auto move = operation.verb == Verb::kFetch ? &Records::Fetch : &Records::Store;
+  (records_.get()->*move)(operation.target, &Moved, &issue);
+}
+
+void EngineCore::RecordDone(int index, const absl::Status& status) {
+  --moving_;
+  storage_.Update(status);
+  const Operation& operation = plan_.operations[index];
+  if (operation.verb == Verb::kStore) records_->Release(operation.target);
+  step_.OperationDone(index);
+  if (operation.verb == Verb::kUpdate && step_.updates_done()) Stall(Stall::kUpdate);
 }
 
 // This rank's gradients of the bucket; null where it has none.
@@ -113,6 +132,7 @@ const std::byte* EngineCore::Addends(const Operation& operation) const {
 
 void EngineCore::StartAgreement() {
   Stall(Stall::kReduce);
+  if (!storage_.ok()) step_local_ = storage_;
   executor_->Post({&RunAgreement, this, 0});
 }
 
@@ -156,9 +176,9 @@ void EngineCore::EndWithout(absl::Status status) {
   step_.AgreementDone(false, agreement_.present());
 }
 
-void EngineCore::DropRecord(int64_t) {}
+void EngineCore::DropRecord(int64_t record) { records_->Release(record); }
 
-void EngineCore::StartClosing() {}
+void EngineCore::StartClosing() { executor_->Post({&RunClosing, this, 0}); }
 
 void EngineCore::Apply() {
   const double limit = input_.options.clip_grad_norm;

@@ -238,8 +238,7 @@ absl::Status EngineCore::Access(Call& call) {
   const int64_t begin = place.range.begin + call.begin;
   const StateRange what{call.state, place.space, {begin, begin + elems}};
   if (read) return access_->Read(communicator, what, call.out);
-  access_->Write(what, call.values);
-  return absl::OkStatus();
+  return comm::Agree(communicator, access_->Write(what, call.values));
 }
 
 void EngineCore::RunBlame(void* self, int64_t) {
@@ -254,7 +253,7 @@ absl::Status EngineCore::Blame() {
   for (int64_t id = 0; id < count && first == count; ++id) {
     if (input_.parameters[id].frozen) continue;
     const layout::Layout::Place place = layout_.PlaceOf(static_cast<ParameterId>(id));
-    if (!access_->HeldFinite({StateKind::kGradient, place.space, place.range})) first = id;
+    if (!access_->GradientFinite(place.space, place.range)) first = id;
   }
   int64_t negated = -first;
   ZH_RETURN_IF_ERROR(communicator_.AllReduce({"blame"}, {}, {&negated, 1}, {}));
@@ -268,15 +267,29 @@ absl::Status EngineCore::Blame() {
   return absl::OkStatus();
 }
 
+void EngineCore::RunClosing(void* self, int64_t) {
+  auto& core = *static_cast<EngineCore*>(self);
+  core.queue_.Push(
+      {.kind = Event::Kind::kClosed, .status = comm::Agree(core.communicator_, core.storage_)});
+}
+
+void EngineCore::Moved(void* context, absl::Status status) {
+  auto& issue = *static_cast<Issue*>(context);
+  issue.core->queue_.Push(
+      {.kind = Event::Kind::kOperationDone, .issue = &issue, .status = std::move(status)});
+}
+
 void EngineCore::RunUpdate(void* context) {
   auto& issue = *static_cast<Issue*>(context);
   EngineCore& core = *issue.core;
   const Operation& operation = core.plan_.operations[issue.index];
-  {
+  absl::Status status = core.records_->Check(operation.target);
+  if (status.ok()) {
     const telemetry::Span span(core.trace_, telemetry::Lane::kUpdate, "Update", operation.target);
     core.update_site_->Update(operation.target, core.space_steps_[operation.space]);
+    core.records_->Seal(operation.target);
   }
-  core.queue_.Push({.kind = Event::Kind::kOperationDone, .issue = &issue});
+  Moved(context, std::move(status));
 }
 
 void EngineCore::RunAccumulate(void* context) {

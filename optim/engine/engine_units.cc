@@ -179,7 +179,7 @@ void EngineCore::ReleaseParameters(UnitId unit, bool written) {
   if (written) {
     const layout::UnitPlace& place = layout_.units()[unit];
     for (int space = place.first_space; space < place.last_space; ++space) {
-      access_->Adopt(space, Copy(space));
+      storage_.Update(access_->Adopt(space, Copy(space)));
     }
     Adopted(unit);
     Remember(unit);

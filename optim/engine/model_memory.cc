@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 
+#include "offload/tiers/nvme_tier.h"
 #include "optim/kernels/masters.h"
 #include "optim/kernels/update.h"
 #include "src/base/align.h"
@@ -48,6 +49,34 @@ int64_t FrameBytes(int64_t asked, int64_t largest) {
   return asked > 0 ? asked / base::kFrameBytes * base::kFrameBytes : 2 * largest;
 }
 
+// Of all states of an element that rests on disk; the same for every dtype, so that units that come
+// later fit the slots that are there.
+int64_t StateBytes(const MemoryPlan& plan) {
+  const int64_t master = kernels::MasterBytes({.copy = DType::kBFloat16, .master = plan.master});
+  return master + (plan.moment1 ? 4 : 0) + (plan.moment2 ? 4 : 0);
+}
+
+// Host memory takes the first records, as far as its budget goes.
+void PlaceRecords(const EngineOptions& options, const layout::Layout& layout, MemoryPlan& plan) {
+  const OffloadOptions& offload = options.offload;
+  plan.fetched.assign(layout.records().size(), false);
+  const int64_t state_bytes = StateBytes(plan);
+  if (offload.nvme_paths.empty() || state_bytes == 0) return;
+  int64_t left_bytes = offload.host_budget_bytes;
+  for (size_t i = 0; i < plan.fetched.size(); ++i) {
+    const layout::Record& record = layout.records()[i];
+    const int64_t bytes = record.elems * state_bytes;
+    plan.fetched[i] = bytes > left_bytes;
+    left_bytes = plan.fetched[i] ? 0 : left_bytes - bytes;
+  }
+  constexpr int64_t kStagingBytes = int64_t{48} << 20;
+  const int64_t payload_bytes[] = {layout.config().record_elems * state_bytes};
+  plan.slot_bytes = tiers::NvmeTier::SlotBytes(payload_bytes);
+  plan.slots = offload.window > 0
+                   ? offload.window
+                   : static_cast<int>(std::clamp<int64_t>(kStagingBytes / plan.slot_bytes, 3, 8));
+}
+
 }  // namespace
 
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout) {
@@ -73,6 +102,7 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
       FrameBytes(options.max_live_parameters_bytes, layout.max_framed_parameter_bytes());
   plan.gradient_frame_bytes =
       FrameBytes(options.max_live_gradients_bytes, layout.max_framed_gradient_bytes());
+  PlaceRecords(options, layout, plan);
   return plan;
 }
 
@@ -84,7 +114,8 @@ absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communica
   std::unique_ptr<ModelMemory> memory(new ModelMemory(layout, before));
   ZH_ASSIGN_OR_RETURN(
       memory->arenas_,
-      CreateArenas(communicator, layout, {plan.parameter_frame_bytes, plan.gradient_frame_bytes},
+      CreateArenas(communicator, layout,
+                   {plan.parameter_frame_bytes, plan.gradient_frame_bytes, plan.staging_bytes()},
                    memory->arenas_, books));
   const size_t first = before == nullptr ? 0 : before->spaces_.size();
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, memory->Allocate(first, plan, books.ledger)));
@@ -107,7 +138,7 @@ absl::Status ModelMemory::Allocate(size_t first, const MemoryPlan& plan, memory:
   for (const layout::FlatSpace& space : layout_.spaces().subspan(first)) {
     if (plan.full_sums && space.dtype != DType::kFloat32) unit_has_full_sums_[space.unit] = true;
   }
-  Pieces copies, gradients, masters, moments1, moments2;
+  Pieces copies, gradients;
   for (size_t i = first; i < spaces_.size(); ++i) {
     const layout::FlatSpace& space = layout_.spaces()[i];
     const layout::UnitPlace& unit = layout_.units()[space.unit];
@@ -132,18 +163,9 @@ absl::Status ModelMemory::Allocate(size_t first, const MemoryPlan& plan, memory:
       gradients.Add(space.elems * SizeOf(DType::kFloat32), &memory.full_sum.base);
     memory.result.held = unit.gradients_framed && plan.sum_levels == 0;
     if (memory.result.held) gradients.Add(held_bytes, &memory.result.base);
-
-    const int64_t master_bytes =
-        kernels::MasterBytes({.copy = space.dtype, .master = plan.master}) * space.held_elems;
-    if (master_bytes > 0) masters.Add(master_bytes, &memory.master);
-    if (plan.moment1) moments1.Add(held_fp32_bytes, &memory.moment1);
-    if (plan.moment2) moments2.Add(held_fp32_bytes, &memory.moment2);
   }
   ZH_RETURN_IF_ERROR(copies.Allocate(MemoryKind::kParameters, ledger, buffers_));
   ZH_RETURN_IF_ERROR(gradients.Allocate(MemoryKind::kGradients, ledger, buffers_));
-  ZH_RETURN_IF_ERROR(masters.Allocate(MemoryKind::kMaster, ledger, buffers_));
-  ZH_RETURN_IF_ERROR(moments1.Allocate(MemoryKind::kMoment1, ledger, buffers_));
-  ZH_RETURN_IF_ERROR(moments2.Allocate(MemoryKind::kMoment2, ledger, buffers_));
   // Where the reduced gradient is not an array of its own, it is the sum's, or the gradient's.
   for (SpaceMemory& memory : std::span(spaces_).subspan(first)) {
     if (!memory.sums.empty()) {

@@ -1,5 +1,5 @@
-// Where the model's bytes are on this rank, flat space by flat space: a table of bases that every
-// stage, form and dtype only fills differently.
+// Where the model's parameters and gradients are on this rank, flat space by flat space: a table of
+// bases that every stage, form and dtype only fills differently.
 //
 // Two ways to index a space's arrays: by element of the space (what every rank has in full), or by
 // element of what this rank holds of it (its update ranges end to end, layout::HeldBegin). Threads:
@@ -38,10 +38,7 @@ struct SpaceMemory {
   Array full_sum;  // fp32 sums of this rank's own micro-batches, in full
   // fp32 running sums of reduced micro-batches; more than one level for the pairwise tree over
   // rounds.
-  std::vector<float*> sums;     // by held element
-  std::byte* master = nullptr;  // fp32, or the low 16 bits; by held element; null: the copy is it
-  float* moment1 = nullptr;     // by held element
-  float* moment2 = nullptr;
+  std::vector<float*> sums;  // by held element
 };
 
 // What the tables depend on besides the layout.
@@ -55,6 +52,10 @@ struct MemoryPlan {
   bool sums_in_place = false;  // gradients are their own sums: any number of micro-batches
   int64_t parameter_frame_bytes = 0;
   int64_t gradient_frame_bytes = 0;
+  std::vector<bool> fetched;  // by record: whether it rests on disk; host memory is filled first
+  int64_t slot_bytes = 0;     // of staging, one for a record under way
+  int slots = 0;
+  int64_t staging_bytes() const { return slots * slot_bytes; }
 };
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout);
 

@@ -68,87 +68,126 @@ void Widen(const std::byte* from, DType dtype, int64_t elems, float* out) {
 
 }  // namespace
 
-StateAccess::StateAccess(const layout::Layout& layout, const ModelMemory& memory, MasterForm master)
-    : layout_(layout), memory_(memory), master_(master) {}
+StateAccess::StateAccess(const layout::Layout& layout, const ModelMemory& memory, Records& records,
+                         MasterForm master)
+    : layout_(layout), memory_(memory), records_(records), master_(master) {}
 
-std::byte* StateAccess::MasterAt(const SpaceMemory& space, int64_t held) const {
-  return space.master == nullptr ? nullptr
-                                 : space.master + held * kernels::MasterBytes(Form(space));
+kernels::WeightForm StateAccess::Form(int32_t index) const {
+  const layout::FlatSpace& space = layout_.spaces()[index];
+  return {space.dtype, space.frozen ? MasterForm::kFloat32 : master_};
 }
 
-kernels::WeightForm StateAccess::Form(const SpaceMemory& space) const {
-  // A frozen parameter is what its copy says.
-  return {space.copy.dtype, space.master == nullptr ? MasterForm::kFloat32 : master_};
+// The rest is in the space's own arrays: a parameter that is frozen, or in fp32, is what its copy
+// says.
+bool StateAccess::InRecords(const StateRange& what) const {
+  if (what.state == StateKind::kGradient || layout_.spaces()[what.space].frozen) return false;
+  return what.state != StateKind::kMaster || kernels::MasterBytes(Form(what.space)) > 0;
 }
 
-void StateAccess::ReadHeld(const StateRange& what, layout::Range part, int64_t held,
+template <typename Visit>
+absl::Status StateAccess::VisitParts(const StateRange& what, bool write, Visit visit) const {
+  if (!InRecords(what)) {
+    VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
+      visit(Part{part, held, 0}, RecordArrays());
+    });
+    return absl::OkStatus();
+  }
+  const auto all = layout_.records();
+  const auto [first, last] = std::ranges::equal_range(all, what.space, {}, &layout::Record::space);
+  for (auto record = first; record != last; ++record) {
+    const auto touches = [&](const layout::RecordPiece& piece) {
+      return Intersect(piece.range, what.range).size() > 0;
+    };
+    if (std::ranges::none_of(record->pieces, touches)) continue;
+    ZH_RETURN_IF_ERROR(records_.Visit(record - all.begin(), write, [&](const RecordArrays& arrays) {
+      for (const layout::RecordPiece& piece : record->pieces) {
+        const layout::Range part = Intersect(piece.range, what.range);
+        const int64_t offset = piece.offset + part.begin - piece.range.begin;
+        if (part.size() > 0) visit(Part{part, record->held_begin + offset, offset}, arrays);
+      }
+    }));
+  }
+  return absl::OkStatus();
+}
+
+void StateAccess::ReadPart(const StateRange& what, const Part& part, const RecordArrays& arrays,
                            float* out) const {
   const SpaceMemory& space = memory_.space(what.space);
+  const int64_t elems = part.range.size();
+  const std::byte* const copy = space.copy.At(part.range.begin, part.held);
+  const kernels::WeightForm form = Form(what.space);
   switch (what.state) {
     case StateKind::kMaster:
-      if (space.master == nullptr) {
-        Widen(space.copy.At(part.begin, held), space.copy.dtype, part.size(), out);
-      } else {
-        kernels::MastersToFloat(MasterAt(space, held), space.copy.At(part.begin, held), Form(space),
-                                part.size(), out);
-      }
-      return;
+      if (arrays.master == nullptr) return Widen(copy, space.copy.dtype, elems, out);
+      return kernels::MastersToFloat(arrays.master + part.offset * kernels::MasterBytes(form), copy,
+                                     form, elems, out);
     case StateKind::kMoment1:
-      std::copy_n(space.moment1 + held, part.size(), out);
+      std::copy_n(arrays.moment1 + part.offset, elems, out);
       return;
     case StateKind::kMoment2:
-      std::copy_n(space.moment2 + held, part.size(), out);
+      std::copy_n(arrays.moment2 + part.offset, elems, out);
       return;
     case StateKind::kGradient:
-      Widen(space.result.At(part.begin, held), space.result.dtype, part.size(), out);
-      return;
+      return Widen(space.result.At(part.range.begin, part.held), space.result.dtype, elems, out);
   }
 }
 
 absl::Status StateAccess::Read(comm::Communicator& communicator, const StateRange& what,
                                std::span<float> out) const {
-  VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
-    ReadHeld(what, part, held, out.data() + part.begin - what.range.begin);
-  });
+  const absl::Status mine =
+      VisitParts(what, false, [&](const Part& part, const RecordArrays& arrays) {
+        ReadPart(what, part, arrays, out.data() + part.range.begin - what.range.begin);
+      });
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, mine));
   if (!layout_.config().shard_update) return absl::OkStatus();
   return communicator.AllGather({"Read"}, out.data(), Owners(layout_, what));
 }
 
-bool StateAccess::HeldFinite(const StateRange& what) const {
+bool StateAccess::GradientFinite(int32_t index, layout::Range range) const {
   bool finite = true;
   std::vector<float> values;
-  VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
+  const Array& result = memory_.space(index).result;
+  VisitHeld(layout_, {StateKind::kGradient, index, range}, [&](layout::Range part, int64_t held) {
     values.resize(part.size());
-    ReadHeld(what, part, held, values.data());
+    Widen(result.At(part.begin, held), result.dtype, part.size(), values.data());
     finite &= std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
   });
   return finite;
 }
 
-void StateAccess::Write(const StateRange& what, std::span<const float> values) const {
+absl::Status StateAccess::Write(const StateRange& what, std::span<const float> values) const {
   const SpaceMemory& space = memory_.space(what.space);
   // Every rank has the values, so the copies of others' masters need no gather.
   const bool everyone = what.state == StateKind::kMaster && !space.copy.held;
-  if (everyone) SetCopy(values, Form(space), space.copy.At(what.range.begin, 0));
-  VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
-    const std::span from = values.subspan(part.begin - what.range.begin, part.size());
-    std::byte* const copy = space.copy.At(part.begin, held);
-    switch (what.state) {
-      case StateKind::kMaster:
-        if (space.master == nullptr) return SetCopy(from, Form(space), copy);
-        kernels::MastersFromFloat(from.data(), part.size(), Form(space), MasterAt(space, held),
-                                  copy);
-        return;
-      case StateKind::kMoment1:
-        std::copy(from.begin(), from.end(), space.moment1 + held);
-        return;
-      case StateKind::kMoment2:
-        std::copy(from.begin(), from.end(), space.moment2 + held);
-        return;
-      case StateKind::kGradient:
-        return;
-    }
+  const kernels::WeightForm form = Form(what.space);
+  if (everyone) SetCopy(values, form, space.copy.At(what.range.begin, 0));
+  return VisitParts(what, true, [&](const Part& part, const RecordArrays& arrays) {
+    WritePart(what, part, arrays, values.data() + part.range.begin - what.range.begin);
   });
+}
+
+void StateAccess::WritePart(const StateRange& what, const Part& part, const RecordArrays& arrays,
+                            const float* values) const {
+  const SpaceMemory& space = memory_.space(what.space);
+  const int64_t elems = part.range.size();
+  std::byte* const copy = space.copy.At(part.range.begin, part.held);
+  const kernels::WeightForm form = Form(what.space);
+  switch (what.state) {
+    case StateKind::kMaster:
+      if (arrays.master == nullptr)
+        return SetCopy({values, static_cast<size_t>(elems)}, form, copy);
+      kernels::MastersFromFloat(values, elems, form,
+                                arrays.master + part.offset * kernels::MasterBytes(form), copy);
+      return;
+    case StateKind::kMoment1:
+      std::copy_n(values, elems, arrays.moment1 + part.offset);
+      return;
+    case StateKind::kMoment2:
+      std::copy_n(values, elems, arrays.moment2 + part.offset);
+      return;
+    case StateKind::kGradient:
+      return;
+  }
 }
 
 // Rounds as an update does, without keeping what is lost.
@@ -159,18 +198,22 @@ void StateAccess::SetCopy(std::span<const float> values, kernels::WeightForm for
                             copy);
 }
 
-void StateAccess::Adopt(int32_t index, const std::byte* full) const {
+absl::Status StateAccess::Adopt(int32_t index, const std::byte* full) const {
   const layout::FlatSpace& flat = layout_.spaces()[index];
-  const SpaceMemory& space = memory_.space(index);
+  const Array& copy = memory_.space(index).copy;
+  const StateRange what = {StateKind::kMaster, index, {0, flat.elems}};
   const int64_t elem_bytes = SizeOf(flat.dtype);
-  VisitHeld(layout_, {StateKind::kMaster, index, {0, flat.elems}},
-            [&](layout::Range part, int64_t held) {
-              std::byte* const copy = space.copy.At(part.begin, held);
-              const std::byte* const from = full + part.begin * elem_bytes;
-              if (copy != from) std::memcpy(copy, from, part.size() * elem_bytes);
-              if (space.master == nullptr) return;
-              kernels::MastersFromCopies(copy, part.size(), Form(space), MasterAt(space, held));
-            });
+  VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
+    std::byte* const to = copy.At(part.begin, held);
+    const std::byte* const from = full + part.begin * elem_bytes;
+    if (to != from) std::memcpy(to, from, part.size() * elem_bytes);
+  });
+  if (!InRecords(what)) return absl::OkStatus();
+  const kernels::WeightForm form = Form(index);
+  return VisitParts(what, true, [&](const Part& part, const RecordArrays& arrays) {
+    kernels::MastersFromCopies(copy.At(part.range.begin, part.held), part.range.size(), form,
+                               arrays.master + part.offset * kernels::MasterBytes(form));
+  });
 }
 
 }  // namespace zerohold::engine

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "optim/engine/model_memory.h"
+#include "optim/engine/records.h"
 #include "optim/kernels/masters.h"
 #include "src/comm/communicator.h"
 #include "src/layout/layout.h"
@@ -27,29 +28,44 @@ struct StateRange {
 
 class StateAccess {
  public:
-  // Both outlive it.
-  StateAccess(const layout::Layout& layout, const ModelMemory& memory, MasterForm master);
+  // All outlive it.
+  StateAccess(const layout::Layout& layout, const ModelMemory& memory, Records& records,
+              MasterForm master);
 
   // Fills `out` on every rank. Collective.
   absl::Status Read(comm::Communicator& communicator, const StateRange& what,
                     std::span<float> out) const;
+  // Reads and writes of records on disk may fail, as Records::Visit says.
   // Takes this rank's part of `values`, which are the same on every rank; a master's copies are
   // rounded anew.
-  void Write(const StateRange& what, std::span<const float> values) const;
+  absl::Status Write(const StateRange& what, std::span<const float> values) const;
   // The masters, and what is held of the copies, become what `full`, the whole space in its dtype,
   // says. It may be the copy itself.
-  void Adopt(int32_t space, const std::byte* full) const;
-  // Whether all of what this rank holds of it is finite.
-  bool HeldFinite(const StateRange& what) const;
+  absl::Status Adopt(int32_t space, const std::byte* full) const;
+  // Whether all of the reduced gradient that this rank holds there is finite.
+  bool GradientFinite(int32_t space, layout::Range range) const;
 
  private:
-  void ReadHeld(const StateRange& what, layout::Range part, int64_t held, float* out) const;
+  // A part of a record, or of what is held of a space without one, where its bytes are.
+  struct Part {
+    layout::Range range;  // of the space
+    int64_t held;         // its first element among what this rank holds of it
+    int64_t offset;       // in the record
+  };
+  void ReadPart(const StateRange& what, const Part& part, const RecordArrays& arrays,
+                float* out) const;
+  void WritePart(const StateRange& what, const Part& part, const RecordArrays& arrays,
+                 const float* values) const;
+  // Calls visit(part, arrays) for all of `what` that this rank holds.
+  template <typename Visit>
+  absl::Status VisitParts(const StateRange& what, bool write, Visit visit) const;
+  bool InRecords(const StateRange& what) const;
   static void SetCopy(std::span<const float> values, kernels::WeightForm form, std::byte* copy);
-  std::byte* MasterAt(const SpaceMemory& space, int64_t held) const;
-  kernels::WeightForm Form(const SpaceMemory& space) const;
+  kernels::WeightForm Form(int32_t space) const;
 
   const layout::Layout& layout_;
   const ModelMemory& memory_;
+  Records& records_;
   const MasterForm master_;
 };
 

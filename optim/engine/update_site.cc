@@ -14,41 +14,39 @@ constexpr int64_t kTileElems = 16384;
 
 }  // namespace
 
-UpdateSite::UpdateSite(const layout::Layout& layout, const ModelMemory& memory,
-                       const EngineOptions& options, int threads)
-    : layout_(layout),
-      memory_(memory),
+UpdateSite::UpdateSite(const Model& model, const EngineOptions& options, int threads)
+    : layout_(model.layout),
+      memory_(model.memory),
+      records_(model.records),
       rule_(options.rule),
       master_(options.master),
       instruction_set_(options.instruction_set == InstructionSet::kBest
                            ? kernels::BestInstructionSet()
                            : options.instruction_set),
-      updates_(layout.spaces().size(), nullptr),
+      updates_(layout_.spaces().size(), nullptr),
       pool_(threads) {
   for (size_t i = 0; i < updates_.size(); ++i) {
-    if (layout.spaces()[i].frozen) continue;
-    const SpaceMemory& space = memory.space(static_cast<int32_t>(i));
+    if (layout_.spaces()[i].frozen) continue;
+    const SpaceMemory& space = memory_.space(static_cast<int32_t>(i));
     updates_[i] = kernels::SelectUpdate({.rule = rule_,
                                          .gradient = space.result.dtype,
                                          .copy = space.copy.dtype,
                                          .master = master_},
                                         instruction_set_);
   }
-  for (const layout::Record& record : layout.records()) {
+  for (const layout::Record& record : layout_.records()) {
     const size_t first = tiles_.size();
-    for (const layout::RecordPiece& piece : record.pieces) {
-      CutTiles(layout.spaces()[record.space], piece.range, record.held_begin + piece.offset);
-    }
-    records_.push_back({first, tiles_.size() - first});
+    for (const layout::RecordPiece& piece : record.pieces) CutTiles(record, piece);
+    tiles_of_.push_back({first, tiles_.size() - first});
   }
   constants_.resize(options.groups.size());
 }
 
 // Neighbours of one group are one run, with the padding behind them: there all operands are zero,
 // and stay so.
-void UpdateSite::CutTiles(const layout::FlatSpace& space, layout::Range range,
-                          int64_t held_offset) {
-  const auto& parameters = space.parameters;
+void UpdateSite::CutTiles(const layout::Record& record, const layout::RecordPiece& piece) {
+  const layout::Range range = piece.range;
+  const auto& parameters = layout_.spaces()[record.space].parameters;
   auto next = std::upper_bound(parameters.begin(), parameters.end(), range.begin,
                                [](int64_t begin, const layout::FlatParameter& parameter) {
                                  return begin < parameter.begin;
@@ -59,17 +57,20 @@ void UpdateSite::CutTiles(const layout::FlatSpace& space, layout::Range range,
     const int group = next->group;
     while (next != parameters.end() && next->group == group) ++next;
     const int64_t end = next == parameters.end() ? range.end : std::min(range.end, next->begin);
-    if (end > begin) AddTiles(held_offset + begin - range.begin, {begin, end}, group);
+    const int64_t offset = piece.offset + begin - range.begin;
+    AddTiles({record.held_begin + offset, offset, begin, 0, group}, end);
     begin = std::max(begin, end);
   }
 }
 
-void UpdateSite::AddTiles(int64_t held_offset, layout::Range range, int group) {
-  for (int64_t begin = range.begin; begin < range.end;) {
-    const int64_t elems = std::min(kTileElems, range.end - begin);
-    tiles_.push_back({held_offset, begin, elems, group});
-    held_offset += elems;
-    begin += elems;
+// From the first element of `tile` to `end` of the space.
+void UpdateSite::AddTiles(Tile tile, int64_t end) {
+  while (tile.space_offset < end) {
+    tile.elems = std::min(kTileElems, end - tile.space_offset);
+    tiles_.push_back(tile);
+    tile.held_offset += tile.elems;
+    tile.record_offset += tile.elems;
+    tile.space_offset += tile.elems;
   }
 }
 
@@ -91,24 +92,28 @@ void UpdateSite::Update(int64_t record, int64_t step) {
     constants_step_ = step;
   }
   record_ = record;
-  pool_.ParallelFor(static_cast<int64_t>(records_[record].count), &UpdateTile, this);
+  pool_.ParallelFor(static_cast<int64_t>(tiles_of_[record].count), &UpdateTile, this);
 }
 
 void UpdateSite::UpdateTile(void* self, int64_t index) {
   const auto& site = *static_cast<UpdateSite*>(self);
-  const Tile& tile = site.tiles_[site.records_[site.record_].first + index];
+  const Tile& tile = site.tiles_[site.tiles_of_[site.record_].first + index];
   const int32_t space = site.layout_.records()[site.record_].space;
   const SpaceMemory& memory = site.memory_.space(space);
+  const RecordArrays& arrays = site.records_.At(site.record_);
   const int64_t held = tile.held_offset;
   const int64_t master_bytes =
       kernels::MasterBytes({.copy = memory.copy.dtype, .master = site.master_});
-  const auto moment = [&](float* base) { return base == nullptr ? nullptr : base + held; };
+  const auto moment = [&](float* base) {
+    return base == nullptr ? nullptr : base + tile.record_offset;
+  };
   site.updates_[space](
       site.constants_[tile.group],
-      {.master = memory.master == nullptr ? nullptr : memory.master + held * master_bytes,
+      {.master =
+           arrays.master == nullptr ? nullptr : arrays.master + tile.record_offset * master_bytes,
        .copy = memory.copy.At(tile.space_offset, held),
-       .moment1 = moment(memory.moment1),
-       .moment2 = moment(memory.moment2),
+       .moment1 = moment(arrays.moment1),
+       .moment2 = moment(arrays.moment2),
        .gradient = memory.result.At(tile.space_offset, held),
        .elems = tile.elems});
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "optim/engine/model_memory.h"
+#include "optim/engine/records.h"
 #include "optim/kernels/update.h"
 #include "src/device/cpu/worker_pool.h"
 #include "src/layout/layout.h"
@@ -19,14 +20,19 @@ namespace zerohold::engine {
 
 class UpdateSite {
  public:
-  // `layout` and `memory` outlive it.
-  UpdateSite(const layout::Layout& layout, const ModelMemory& memory, const EngineOptions& options,
-             int threads);
+  // `layout`, `memory` and `records` outlive it.
+  struct Model {
+    const layout::Layout& layout;
+    const ModelMemory& memory;
+    const Records& records;
+  };
+  UpdateSite(const Model& model, const EngineOptions& options, int threads);
 
   // What the next updates use: hyper-parameters, the schedule's factor, what multiplies gradients.
   void Prepare(std::span<const GroupOptions> groups, double learning_rate_factor,
                double gradient_scale);
-  // `step`: the count of the record's unit, this update included.
+  // `step`: the count of the record's flat space, this update included. Requires: its arrays are
+  // there.
   void Update(int64_t record, int64_t step);
 
   int threads() const { return pool_.threads(); }
@@ -35,7 +41,8 @@ class UpdateSite {
  private:
   // A run of one group that is contiguous in what this rank holds and in the flat space.
   struct Tile {
-    int64_t held_offset;  // in the space
+    int64_t held_offset;  // in what this rank holds of the space
+    int64_t record_offset;
     int64_t space_offset;
     int64_t elems;
     int32_t group;
@@ -45,12 +52,13 @@ class UpdateSite {
     size_t count;
   };
 
-  void CutTiles(const layout::FlatSpace& space, layout::Range range, int64_t held_offset);
-  void AddTiles(int64_t held_offset, layout::Range range, int group);
+  void CutTiles(const layout::Record& record, const layout::RecordPiece& piece);
+  void AddTiles(Tile tile, int64_t end);
   static void UpdateTile(void* self, int64_t index);
 
   const layout::Layout& layout_;
   const ModelMemory& memory_;
+  const Records& records_;
   const UpdateRule rule_;
   const MasterForm master_;
   const InstructionSet instruction_set_;
@@ -58,7 +66,7 @@ class UpdateSite {
   device::WorkerPool pool_;
 
   std::vector<Tile> tiles_;
-  std::vector<RecordTiles> records_;
+  std::vector<RecordTiles> tiles_of_;  // by record
 
   std::vector<GroupOptions> groups_;
   double learning_rate_factor_ = 1.0;

@@ -1,0 +1,178 @@
+// Where records rest changes no bit: host memory, disk, both, any window, slots, and after faults
+// that the mover mends; and a disk that fails is told on all ranks.
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+#include <mutex>
+
+#include "tests/support/ranks.h"
+#include "tests/support/trainer.h"
+
+namespace zerohold::testing {
+namespace {
+
+ModelSpec Model(DType dtype) {
+  ModelSpec model{{{"embedding", {37, 11}},
+                   {"weight", {1000, 3}},
+                   {"bias", {7}},
+                   {"frozen", {300}},
+                   {"empty", {0, 8}},
+                   {"head", {}}},
+                  {{"in", {"embedding"}, {}},
+                   {"block", {"weight", "bias", "frozen", "empty"}, {}},
+                   {"out", {"head"}, {"embedding"}}}};
+  for (ParameterSpec& parameter : model.parameters) parameter.dtype = dtype;
+  model.parameters[3].frozen = true;
+  return model;
+}
+
+float First(ParameterId id, int64_t i) { return std::sin(static_cast<float>(id * 1000 + i)); }
+
+GradientFunction Gradient(int rank, int step) {
+  return [=](ParameterId id, std::span<const float> values, std::span<float> gradient) {
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      const auto phase = static_cast<float>((i * 7 + id * 13 + rank * 5 + step * 3) % 97);
+      gradient[i] += values[i] * 0.1f + 0.01f * (phase - 48.0f);
+    }
+  };
+}
+
+EngineOptions Options(int stage) {
+  EngineOptions options;
+  options.zero_stage = stage;
+  options.groups[0].learning_rate = 0.01;
+  options.groups[0].weight_decay = 0.1;
+  options.clip_grad_norm = 1.0;
+  options.communication_timeout_s = 20;
+  options.bucket_elems = 512;
+  options.record_elems = 512;
+  options.notice = [](const std::string&) {};
+  return options;
+}
+
+EngineOptions OnDisk(EngineOptions options) {
+  options.offload.nvme_paths = {std::filesystem::current_path()};
+  return options;
+}
+
+// Masters and moments after some steps: one skipped, one in which a unit has no gradient, values
+// written in between.
+std::vector<float> Train(int world, DType dtype, const EngineOptions& options) {
+  std::vector<float> result;
+  std::mutex mutex;
+  RunRanks(world, [&](int rank, const Communicator& communicator) {
+    Trainer trainer(options, communicator, Model(dtype), First);
+    for (int step = 0; step < 3; ++step) trainer.Step(Gradient(rank, step));
+    const auto infinite = [](ParameterId, std::span<const float>, std::span<float> gradient) {
+      for (float& g : gradient) g = INFINITY;
+    };
+    EXPECT_FALSE(trainer.Step(infinite).applied);
+    trainer.Step(Gradient(rank, 4), {0, 2});
+    const std::vector<float> values(200, 0.25f);
+    EXPECT_TRUE(trainer.engine().Write(1, StateKind::kMoment1, 1500, values).ok());
+    trainer.WriteUnit(2, Constant(0.5f));
+    trainer.Step(Gradient(rank, 5));
+    std::vector<float> all;
+    for (const ParameterId id : {0, 1, 2, 5}) {
+      for (const StateKind state : {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2}) {
+        const std::vector<float> one = trainer.Read(id, state);
+        all.insert(all.end(), one.begin(), one.end());
+      }
+    }
+    EXPECT_TRUE(trainer.engine().Close().ok());
+    const std::lock_guard lock(mutex);
+    if (result.empty()) result = all;
+    EXPECT_EQ(all, result) << "rank " << rank;
+  });
+  return result;
+}
+
+class EveryForm : public ::testing::TestWithParam<std::pair<DType, MasterForm>> {};
+INSTANTIATE_TEST_SUITE_P(Offload, EveryForm,
+                         ::testing::Values(std::pair(DType::kFloat32, MasterForm::kFloat32),
+                                           std::pair(DType::kBFloat16, MasterForm::kFloat32),
+                                           std::pair(DType::kBFloat16, MasterForm::kRemainder),
+                                           std::pair(DType::kFloat16, MasterForm::kFloat32)));
+
+TEST_P(EveryForm, WhereRecordsRestChangesNoBit) {
+  const auto [dtype, form] = GetParam();
+  for (const int world : {1, 2, 3}) {
+    for (const int stage : {0, 1, 3}) {
+      SCOPED_TRACE(absl::StrCat("world ", world, ", stage ", stage));
+      EngineOptions options = Options(stage);
+      options.master = form;
+      const std::vector<float> expected = Train(world, dtype, options);
+      EngineOptions disk = OnDisk(options);
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      disk.offload.window = 1;
+      disk.offload.io_engine = IoEngine::kThreads;
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      disk.offload.window = 5;
+      disk.offload.host_budget_bytes = 15000;
+      disk.record_elems = 256;
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      disk.offload.faults = "short=0.3,again=0.2,late=0.2,seed=5";
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+    }
+  }
+}
+
+TEST(Offload, MemoryIsCountedWhereItIs) {
+  EngineOptions options = OnDisk(Options(1));
+  options.offload.window = 4;
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), First);
+  const MemoryStats memory = trainer.engine().Memory();
+  const int64_t elems = memory.Bytes(Tier::kNvme, MemoryKind::kMoment1) / 4;
+  EXPECT_GE(elems, 37 * 11 + 3007 + 1);
+  EXPECT_EQ(memory.Bytes(Tier::kNvme, MemoryKind::kMaster), 4 * elems);
+  EXPECT_EQ(memory.Bytes(Tier::kNvme, MemoryKind::kMoment2), 4 * elems);
+  for (const MemoryKind kind : {MemoryKind::kMaster, MemoryKind::kMoment1, MemoryKind::kMoment2}) {
+    EXPECT_EQ(memory.Bytes(Tier::kHost, kind), 0);
+  }
+}
+
+// What no retry mends ends the engine on all ranks, with the same status, which names the record.
+TEST(Offload, ADiskThatFailsIsToldOnAllRanks) {
+  const std::pair<const char*, const char*> faults[] = {{"eio=1,first=8", "Input/output error"},
+                                                        {"flip=1,first=8", "checksum"},
+                                                        {"stale=1,first=8", "stale"},
+                                                        {"enospc=1,first=8", "nvme_paths"}};
+  for (const auto& [spec, text] : faults) {
+    for (const int stage : {1, 3}) {
+      RunRanks(3, [&](int rank, const Communicator& communicator) {
+        SCOPED_TRACE(absl::StrCat(spec, ", stage ", stage, ", rank ", rank));
+        EngineOptions options = OnDisk(Options(stage));
+        if (rank == 1) options.offload.faults = spec;
+        ModelSpec model = Model(DType::kBFloat16);
+        Trainer trainer(options, communicator, model, Constant(0.0f));
+        Status failed;
+        for (int step = 0; step < 8 && failed.ok(); ++step) {
+          failed = trainer.TryStep(Gradient(rank, step)).status();
+        }
+        EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr(text)) << failed;
+        EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("rank 1: "));
+        EXPECT_EQ(trainer.engine().Step().status(), failed) << "it stays failed";
+      });
+    }
+  }
+}
+
+TEST(Offload, BadFoldersAreNamed) {
+  const auto refused = [](const std::string& path) {
+    EngineOptions options = Options(1);
+    options.offload.nvme_paths = {path};
+    const ModelSpec model = Model(DType::kFloat32);
+    return Engine::Create(options, {SelfCommunicator()}, model.parameters, model.units).status();
+  };
+  for (const std::string path : {"/nowhere/at/all", "/dev/shm"}) {
+    const Status status = refused(path);
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(::testing::HasSubstr(path), ::testing::HasSubstr("nvme_paths")));
+  }
+}
+
+}  // namespace
+}  // namespace zerohold::testing
