@@ -110,7 +110,8 @@ absl::Status CheckRoom(const std::string& folder, int64_t bytes) {
   }
   struct statvfs mount = {};
   if (statvfs(folder.c_str(), &mount) != 0) return CannotMake(folder, errno);
-  const int64_t blocks = base::CeilDiv(bytes, static_cast<int64_t>(mount.f_frsize));
+  const int64_t blocks =
+      base::CeilDiv(bytes, std::max<int64_t>(static_cast<int64_t>(mount.f_frsize), 1));
   return blocks > static_cast<int64_t>(mount.f_bavail) ? NoRoom(folder, bytes) : absl::OkStatus();
 }
 

@@ -92,7 +92,7 @@ TEST(MoverErrors, ADiskThatNeverGetsOnIsToldInBoundedTime) {
 TEST(MoverErrors, DeadlinesHoldInFlightAndInTheQueue) {
   Script script;
   BlockMemory memory(2);
-  auto mover = Over(&script, {.depth = 1, .timeout_s = 0.1});
+  auto mover = Over(&script, {.depth = 1, .timeout_s = 0.5});
   Answer first;
   Answer second;
   mover->Move(first.To({.offset_bytes = kBlock, .memory = memory.block(0), .bytes = 2 * kBlock}));
@@ -102,7 +102,7 @@ TEST(MoverErrors, DeadlinesHoldInFlightAndInTheQueue) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("nvme_paths: /a: read of 8192 bytes at 4096"),
-                    HasSubstr("4096 of them moved"), HasSubstr("within 0.1 s")));
+                    HasSubstr("4096 of them moved"), HasSubstr("within 0.5 s")));
   EXPECT_EQ(second.Get().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(script.Submitted(2).size(), 2u);  // the second was never begun
   // The late completion makes room, and is nobody's.

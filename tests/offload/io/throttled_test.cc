@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kMiB = 1 << 20;
 constexpr int kMoves = 20;
-constexpr int64_t kBlocks = 64;  // 256 KiB each
+constexpr int64_t kBlocks = 64;  // each
+constexpr double kBytes = kMoves * kBlocks * kBlock;
 
 double CpuSeconds() {
   timespec time = {};
@@ -52,10 +53,10 @@ class Throttled : public testing::Test {
     return {1e-9 * static_cast<double>(telemetry::NowNs() - begin_ns), CpuSeconds() - cpu_s};
   }
 
-  // Others share the machine: the best of three is what the throttle takes.
-  Took BestOf3(const std::vector<Direction>& directions, int count) {
+  // Others share the machine: the best of a few tries is what the throttle takes.
+  Took Best(const std::vector<Direction>& directions, int count, double enough_s) {
     Took best = Run(directions, count);
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 7 && best.wall_s > enough_s; ++i) {
       const Took again = Run(directions, count);
       best = {std::min(best.wall_s, again.wall_s), std::min(best.cpu_s, again.cpu_s)};
     }
@@ -67,30 +68,31 @@ class Throttled : public testing::Test {
 };
 
 TEST_F(Throttled, RatesAreAsSetAndWaitsSleep) {
-  const double bytes = kMoves * kBlocks * kBlock;
   Throttle({.read_rate = 50 * kMiB, .write_rate = 25 * kMiB});
-  const Took reads = BestOf3({Direction::kRead}, kMoves);
-  EXPECT_GE(reads.wall_s, 0.99 * bytes / (50 * kMiB));
-  EXPECT_LE(reads.wall_s, 1.15 * bytes / (50 * kMiB));
+  const double read_s = kBytes / (50 * kMiB);
+  const Took reads = Best({Direction::kRead}, kMoves, 1.15 * read_s);
+  EXPECT_GE(reads.wall_s, 0.99 * read_s);
+  EXPECT_LE(reads.wall_s, 1.15 * read_s);
   EXPECT_LT(reads.cpu_s, 0.3 * reads.wall_s);
-  const Took writes = BestOf3({Direction::kWrite}, kMoves);
-  EXPECT_GE(writes.wall_s, 0.99 * bytes / (25 * kMiB));
-  EXPECT_LE(writes.wall_s, 1.15 * bytes / (25 * kMiB));
+  const double write_s = kBytes / (25 * kMiB);
+  const Took writes = Best({Direction::kWrite}, kMoves, 1.15 * write_s);
+  EXPECT_GE(writes.wall_s, 0.99 * write_s);
+  EXPECT_LE(writes.wall_s, 1.15 * write_s);
 }
 
 TEST_F(Throttled, ReadsAndWritesAreTwoLinks) {
-  const double bytes = kMoves * kBlocks * kBlock;
   Throttle({.read_rate = 50 * kMiB, .write_rate = 50 * kMiB});
-  const Took both = BestOf3({Direction::kRead, Direction::kWrite}, kMoves);
-  EXPECT_GE(both.wall_s, 0.99 * bytes / (50 * kMiB));
-  EXPECT_LE(both.wall_s, 1.3 * bytes / (50 * kMiB));
+  const double each_s = kBytes / (50 * kMiB);
+  const Took both = Best({Direction::kRead, Direction::kWrite}, kMoves, 1.15 * each_s);
+  EXPECT_GE(both.wall_s, 0.99 * each_s);
+  EXPECT_LE(both.wall_s, 1.15 * each_s);
 }
 
 TEST_F(Throttled, LatencyIsSharedByThoseInFlight) {
   Throttle({.latency_s = 0.03});
-  const Took together = BestOf3({Direction::kRead}, 10);
+  const Took together = Best({Direction::kRead}, 10, 0.06);
   EXPECT_GE(together.wall_s, 0.03);
-  EXPECT_LT(together.wall_s, 0.09);
+  EXPECT_LE(together.wall_s, 0.06);
   const int64_t begin_ns = telemetry::NowNs();
   for (int i = 0; i < 4; ++i) {
     EXPECT_TRUE(MoveNow(*mover_, {.memory = memory_.block(0), .bytes = kBlock}).ok());
@@ -100,14 +102,14 @@ TEST_F(Throttled, LatencyIsSharedByThoseInFlight) {
 
 // A transfer that is cut into pieces takes no longer.
 TEST_F(Throttled, ChargesWhatWasMoved) {
-  const double bytes = kMoves * kBlocks * kBlock;
   auto shortened = CreateFaultyBackend(CreateMemoryBackend(), {.short_transfer = 0.7});
   mover_ = Mover::Create(CreateThrottledBackend(std::move(shortened), {.write_rate = 25 * kMiB}),
                          {{-1, "/disk"}}, {}, {})
                .value();
-  const Took writes = BestOf3({Direction::kWrite}, kMoves);
-  EXPECT_GE(writes.wall_s, 0.99 * bytes / (25 * kMiB));
-  EXPECT_LE(writes.wall_s, 1.2 * bytes / (25 * kMiB));
+  const double write_s = kBytes / (25 * kMiB);
+  const Took writes = Best({Direction::kWrite}, kMoves, 1.15 * write_s);
+  EXPECT_GE(writes.wall_s, 0.99 * write_s);
+  EXPECT_LE(writes.wall_s, 1.15 * write_s);
 }
 
 }  // namespace
