@@ -131,10 +131,15 @@ class ZH_EXPORT Engine {
   Status AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
                   std::vector<GroupOptions> groups = {});
 
+  // Changes where optimizer states rest: folders, budget and window become what `offload` says, and
+  // records go there, which takes both places meanwhile. No bit changes. Collective, blocking,
+  // between steps. Errors, after which nothing has changed, the same on all ranks: those of Create
+  // about offload, and AddUnits's FailedPrecondition.
+  Status Move(const OffloadOptions& offload);
+
   // Later features; each answers Unimplemented naming itself.
   Status Save(const std::string& directory);
   Status Load(const std::string& directory);
-  Status Move();
 
   // Not collective, not blocking.
   MemoryStats Memory() const;

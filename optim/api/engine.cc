@@ -199,8 +199,10 @@ Status Engine::Quiesce() {
 Status Engine::AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
                         std::vector<GroupOptions> groups) {
   ZH_RETURN_IF_ERROR(impl_->CheckOpen());
-  ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(
-      impl_->core, {std::move(parameters), std::move(units), std::move(groups)}));
+  ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(impl_->core, {.parameters = std::move(parameters),
+                                                              .units = std::move(units),
+                                                              .groups = std::move(groups),
+                                                              .offload = {}}));
   impl_->Register();
   return absl::OkStatus();
 }
@@ -215,9 +217,10 @@ Status Engine::AdoptParameters() {
   Call call{.kind = Call::Kind::kAdopt};
   return impl_->Submit(call);
 }
-Status Engine::Move() {
-  return absl::UnimplementedError(
-      "Move: offload is not in this version, all states are in host memory");
+Status Engine::Move(const OffloadOptions& offload) {
+  ZH_RETURN_IF_ERROR(impl_->CheckOpen());
+  return engine::EngineCore::Extend(
+      impl_->core, {.parameters = {}, .units = {}, .groups = {}, .offload = offload});
 }
 
 MemoryStats Engine::Memory() const { return impl_->core->MemoryInUse(); }

@@ -178,28 +178,33 @@ absl::StatusOr<ArenaPair> Reserve(const layout::ArenaSizes& sizes, memory::Ledge
   return pair;
 }
 
-absl::Status Make(Arenas& arenas, const layout::ArenaSizes& sizes, const Slice& slice,
-                  const Share& share, memory::Ledger* ledger) {
+absl::Status AddGeneration(Arenas& arenas, const layout::ArenaSizes& sizes, const Slice& slice,
+                           const Share& share, memory::Ledger* ledger) {
   ZH_ASSIGN_OR_RETURN(ArenaPair pair, Reserve(sizes, ledger));
   ZH_RETURN_IF_ERROR(FillArenas(pair, slice, share));
   arenas.generations.push_back(std::make_shared<const ArenaPair>(std::move(pair)));
-  ZH_RETURN_IF_ERROR(FillFrames(arenas, slice, share, ledger));
-  return FillStaging(arenas, slice, share, ledger);
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<Arenas> CreateArenas(comm::Communicator& communicator, const layout::Layout& layout,
                                     FrameSizes frames, const Arenas& before, MemoryBooks books) {
-  ZH_CHECK(before.generations.size() + 1 == layout.arenas().size(), before.generations.size());
-  const layout::ArenaSizes& sizes = layout.arenas().back();
+  // Without a new one there is only a pool to be made, or nothing.
+  const bool grows = before.generations.size() < layout.arenas().size();
+  ZH_CHECK(before.generations.size() + grows == layout.arenas().size(), before.generations.size());
+  const layout::ArenaSizes sizes = grows ? layout.arenas().back() : layout::ArenaSizes();
   const Slice slice(sizes, frames, before);
   ZH_ASSIGN_OR_RETURN(const Share share, ShareSegment(communicator, slice.Bytes(), books.notice));
   Arenas arenas = before;
   // A pool that is too small serves nobody further; who has it keeps it.
   if (slice.parameter_frames > 0) arenas.parameter_frames.reset();
   if (slice.gradient_frames > 0) arenas.gradient_frames.reset();
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator, Make(arenas, sizes, slice, share, books.ledger)));
+  absl::Status made;
+  if (grows) made = AddGeneration(arenas, sizes, slice, share, books.ledger);
+  if (made.ok()) made = FillFrames(arenas, slice, share, books.ledger);
+  if (made.ok()) made = FillStaging(arenas, slice, share, books.ledger);
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, made));
   return arenas;
 }
 

@@ -47,7 +47,8 @@ struct MemoryBooks {
 
 // A node's ranks put their memory into one segment that the lowest of them makes. Where shared
 // memory has no room it is private memory, and the notice says so once. `before` has the
-// generations but the last, which is made: it keeps them, and its frames where they are enough.
+// generations but the last, which is made, or all: it keeps them, and its pools where they are
+// enough.
 // Collective. Errors, the same on all ranks: ResourceExhausted with asked and available.
 absl::StatusOr<Arenas> CreateArenas(comm::Communicator& communicator, const layout::Layout& layout,
                                     FrameSizes frames, const Arenas& before, MemoryBooks books);

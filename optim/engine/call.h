@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct Addition {
   std::vector<ParameterSpec> parameters;
   std::vector<UnitSpec> units;
   std::vector<GroupOptions> groups;
+  std::optional<OffloadOptions> offload;  // where all records rest from now on
 };
 
 // Lives on the caller's stack until it is answered.

@@ -60,6 +60,11 @@ std::string DescribeGroup(const GroupOptions& group) {
       group.momentum, group.nesterov);
 }
 
+// Folders, budgets and windows are each rank's own.
+std::string DescribeOffload(const OffloadOptions& offload) {
+  return absl::StrCat("offload.nvme_paths: ", offload.nvme_paths.empty() ? "none" : "some", "\n");
+}
+
 std::string DescribeOptions(const EngineOptions& options) {
   const ScheduleOptions& schedule = options.schedule;
   std::string text = absl::StrCat(
@@ -81,8 +86,7 @@ std::string DescribeOptions(const EngineOptions& options) {
       "growth_interval %d, hysteresis %d, floor %.17g, cap %.17g, max_skips %d\n",
       scale.enabled, scale.dynamic, scale.initial, scale.growth, scale.backoff,
       scale.growth_interval, scale.hysteresis, scale.floor, scale.cap, scale.max_skips);
-  absl::StrAppend(
-      &text, "offload.nvme_paths: ", options.offload.nvme_paths.empty() ? "none" : "some", "\n");
+  absl::StrAppend(&text, DescribeOffload(options.offload));
   absl::StrAppend(&text, "master: ", static_cast<int>(options.master),
                   "\nmax_micro_batches: ", options.max_micro_batches,
                   "\nreproducible: ", static_cast<int>(options.reproducible),

@@ -46,5 +46,6 @@ class Consistency {
 // All options that must agree over the ranks, one line each.
 std::string DescribeOptions(const EngineOptions& options);
 std::string DescribeGroup(const GroupOptions& group);
+std::string DescribeOffload(const OffloadOptions& offload);
 
 }  // namespace zerohold::engine

@@ -237,9 +237,13 @@ void EngineCore::Adopt(Call& call) {
 }
 
 void EngineCore::AnswerAccess(const absl::Status& status) {
-  const bool refused = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
-                       absl::IsResourceExhausted(status) || absl::IsUnimplemented(status);
-  if (!status.ok() && !refused) Fail(status);
+  // A core that is not replaced goes on, unless its communicators are broken; a record that cannot
+  // be read or written is lost.
+  const bool extends = access_call_->kind == Call::Kind::kExtend;
+  const bool broken =
+      absl::IsAborted(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+  const bool refused = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status);
+  if (!status.ok() && (extends ? broken : !refused)) Fail(status);
   Call& call = *std::exchange(access_call_, nullptr);
   if (status.ok() && call.kind == Call::Kind::kWrite) {
     const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;

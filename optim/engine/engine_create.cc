@@ -252,6 +252,7 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
 }
 
 absl::Status EngineCore::CreateRecords(const EngineCore* before) {
+  const bool move = before != nullptr && before->layout_.arenas().size() == layout_.arenas().size();
   std::span<std::byte> staging;
   if (memory_plan_.slots > 0) {
     staging = {reinterpret_cast<std::byte*>(memory_->arenas().staging->base()),
@@ -268,6 +269,7 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                                  .options = input_.options.offload,
                                  .staging = staging,
                                  .before = before == nullptr ? nullptr : before->records_.get(),
+                                 .move = move,
                                  .books = {&ledger_, input_.options.notice}}));
   return absl::OkStatus();
 }

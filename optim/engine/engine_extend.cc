@@ -1,5 +1,5 @@
-// Adding units: another core is made over the memory of the one at work, which stays as it was
-// until all ranks have theirs; then its threads end and the other takes over.
+// Adding units, or moving records: another core is made over the memory of the one at work, which
+// stays as it was until all ranks have theirs; then its threads end and the other takes over.
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
@@ -21,14 +21,16 @@ std::string Describe(const Addition& addition, int communicator) {
   for (const GroupOptions& group : addition.groups) {
     absl::StrAppend(&text, "group: ", DescribeGroup(group), "\n");
   }
+  if (addition.offload) absl::StrAppend(&text, DescribeOffload(*addition.offload));
   return text;
 }
 
 absl::Status CompareOverRanks(const EngineCore::Input& input, const Addition& addition) {
   for (size_t i = 0; i < input.communicators.size(); ++i) {
-    ZH_RETURN_IF_ERROR(comm::AgreeOnText(*input.communicators[i],
-                                         "added parameters, units and groups",
-                                         Describe(addition, static_cast<int>(i))));
+    ZH_RETURN_IF_ERROR(comm::AgreeOnText(
+        *input.communicators[i],
+        addition.offload ? "where records shall rest" : "added parameters, units and groups",
+        Describe(addition, static_cast<int>(i))));
   }
   return absl::OkStatus();
 }
@@ -54,14 +56,14 @@ absl::Status EngineCore::Extend(std::unique_ptr<EngineCore>& core, const Additio
 
 absl::Status EngineCore::CheckExtend() const {
   if (window_.micro_batches() > 0) {
-    return absl::FailedPreconditionError("AddUnits: a micro-batch is open; call Step first");
+    return absl::FailedPreconditionError("a micro-batch is open; call Step first");
   }
   const UnitId acquired = window_.FirstAcquired();
   if (acquired >= 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "AddUnits: unit ", input_.units[acquired].name, " is still acquired; Release it first"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("unit ", input_.units[acquired].name, " is still acquired; Release it first"));
   }
-  return CheckCopies("AddUnits");
+  return CheckCopies("AddUnits or Move");
 }
 
 void EngineCore::RunExtend(void* self, int64_t) {
@@ -78,8 +80,9 @@ absl::Status EngineCore::BuildSuccessor(const Call& call) {
   Append(input.parameters, addition.parameters);
   Append(input.units, addition.units);
   Append(input.options.groups, addition.groups);
+  if (addition.offload) input.options.offload = *addition.offload;
   std::vector<UnitId> generations = layout_.config().generations;
-  generations.push_back(static_cast<UnitId>(input_.units.size()));
+  if (!addition.offload) generations.push_back(static_cast<UnitId>(input_.units.size()));
 
   absl::Status status = call.status;
   if (status.ok()) status = input.options.Validate();

@@ -213,6 +213,9 @@ void EngineCore::FinishStepIfDone() {
 void EngineCore::EndWindow() {
   stats_.step = applied_steps_;
   stats_.sent_bytes = sent_bytes_.Take();
+  const io::MoverCounters moved = records_->TakeMoved();
+  stats_.disk_read_bytes = moved.read_bytes;
+  stats_.disk_written_bytes = moved.written_bytes;
   stats_.route_changes = residency_.route_changes();
   incoherent_ = absl::OkStatus();
   loss_scale_.store(loss_scaler_.scale());

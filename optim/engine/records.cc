@@ -46,6 +46,7 @@ void Records::Part::Count(int64_t sign) const {
 absl::StatusOr<std::unique_ptr<Records>> Records::Create(const Input& input) {
   std::unique_ptr<Records> records(new Records(input));
   ZH_RETURN_IF_ERROR(records->AddPart(input));
+  if (input.move) ZH_RETURN_IF_ERROR(records->CopyFrom(*input.before));
   return records;
 }
 
@@ -58,7 +59,7 @@ Records::Records(const Input& input) {
                       .moment1 = input.plan.moment1 ? fp32_bytes : 0,
                       .moment2 = input.plan.moment2 ? fp32_bytes : 0});
   }
-  if (input.before != nullptr) {
+  if (input.before != nullptr && !input.move) {
     arrays_ = input.before->arrays_;
     on_disk_ = input.before->on_disk_;
     parts_ = input.before->parts_;
@@ -201,16 +202,39 @@ absl::Status Records::Visit(int64_t record, bool write,
   return status;
 }
 
-int64_t Records::read_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& part : parts_) bytes += part->tier ? part->tier->counters().read_bytes : 0;
-  return bytes;
+// Through memory of its own: both may use the same staging.
+absl::Status Records::CopyFrom(Records& before) {
+  std::vector<std::byte> values;
+  for (size_t i = 0; i < bytes_.size(); ++i) {
+    const ArrayBytes& bytes = bytes_[i];
+    values.resize(bytes.all());
+    const RecordArrays between = Cut(values.data(), bytes);
+    const auto copy = [&](const RecordArrays& from, const RecordArrays& to) {
+      std::copy_n(from.master, bytes.master, to.master);
+      std::copy_n(from.moment1, bytes.moment1 / SizeOf(DType::kFloat32), to.moment1);
+      std::copy_n(from.moment2, bytes.moment2 / SizeOf(DType::kFloat32), to.moment2);
+    };
+    const auto record = static_cast<int64_t>(i);
+    ZH_RETURN_IF_ERROR(
+        before.Visit(record, false, [&](const RecordArrays& from) { copy(from, between); }));
+    ZH_RETURN_IF_ERROR(Visit(record, true, [&](const RecordArrays& to) { copy(between, to); }));
+  }
+  return absl::OkStatus();
 }
 
-int64_t Records::written_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& part : parts_) bytes += part->tier ? part->tier->counters().written_bytes : 0;
-  return bytes;
+io::MoverCounters Records::TakeMoved() {
+  io::MoverCounters all;
+  for (const auto& part : parts_) {
+    if (part->tier == nullptr) continue;
+    const io::MoverCounters one = part->tier->counters();
+    all.read_bytes += one.read_bytes;
+    all.written_bytes += one.written_bytes;
+  }
+  io::MoverCounters since = all;
+  since.read_bytes -= taken_.read_bytes;
+  since.written_bytes -= taken_.written_bytes;
+  taken_ = all;
+  return since;
 }
 
 }  // namespace zerohold::engine

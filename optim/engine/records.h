@@ -39,13 +39,15 @@ class Records {
   using Done = tiers::NvmeTier::Done;
 
   // What it is made of; all of it outlives it, but for `before`: it has the records of all
-  // generations of units but the last, which are shared; null when there is but one.
+  // generations of units but the last, which are shared; null when there is but one. To move,
+  // `before` has all of them, and their values are copied.
   struct Input {
     const layout::Layout& layout;
     const MemoryPlan& plan;
     const OffloadOptions& options;
     std::span<std::byte> staging;  // plan.slots of plan.slot_bytes
-    const Records* before;
+    Records* before;
+    bool move;
     MemoryBooks books;
   };
   // Errors: ResourceExhausted with asked and available; those of a folder in nvme_paths.
@@ -69,9 +71,8 @@ class Records {
   absl::Status Visit(int64_t record, bool write,
                      const std::function<void(const RecordArrays&)>& visit);
 
-  // From and to disk, so far.
-  int64_t read_bytes() const;
-  int64_t written_bytes() const;
+  // From and to disk since the call before.
+  io::MoverCounters TakeMoved();
 
  private:
   struct ArrayBytes {
@@ -100,6 +101,7 @@ class Records {
   absl::Status AddPart(const Input& input);
   absl::Status AllocateHost(const Input& input, Part& part);
   absl::Status CreateTier(const Input& input, Part& part);
+  absl::Status CopyFrom(Records& before);
   absl::Status Await(int64_t record, bool store);
   static RecordArrays Cut(std::byte* from, const ArrayBytes& bytes);
 
@@ -109,6 +111,7 @@ class Records {
   std::vector<staging::Lease> leases_;
   std::unique_ptr<staging::SlotPool> pool_;
   std::vector<std::shared_ptr<const Part>> parts_;
+  io::MoverCounters taken_;
 };
 
 }  // namespace zerohold::engine

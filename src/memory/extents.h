@@ -20,8 +20,8 @@ class ExtentAllocator {
   // `total_bytes`: a multiple of base::kFrameBytes.
   explicit ExtentAllocator(int64_t total_bytes);
 
-  // The lowest free extent of `bytes`, rounded up to frames, at or behind `from`, else the lowest of
-  // all; nothing when no free extent is as long. 0 bytes are the empty extent, always there.
+  // The lowest free extent of `bytes`, rounded up to frames, at or behind `from`, else the lowest
+  // of all; nothing when no free extent is as long. 0 bytes are the empty extent, always there.
   std::optional<Extent> Allocate(int64_t bytes, int64_t from = 0);
   // Gives back what Allocate gave, or a part of it in whole frames.
   void Free(const Extent& extent);

@@ -119,6 +119,109 @@ TEST_P(EveryForm, WhereRecordsRestChangesNoBit) {
   }
 }
 
+// Between steps records go wherever they are told, and no bit with them changes.
+TEST_P(EveryForm, MoveChangesNoBit) {
+  const auto [dtype, form] = GetParam();
+  for (const int stage : {0, 2, 3}) {
+    std::vector<float> expected;
+    std::mutex mutex;
+    for (const bool moves : {false, true}) {
+      RunRanks(2, [&](int rank, const Communicator& communicator) {
+        SCOPED_TRACE(absl::StrCat("stage ", stage, ", rank ", rank));
+        EngineOptions options = Options(stage);
+        options.master = form;
+        OffloadOptions places[] = {
+            OnDisk(options).offload, {}, OnDisk(options).offload, OnDisk(options).offload};
+        places[2].window = 1;
+        places[3].host_budget_bytes = 9000 + 1000 * rank;
+        places[3].window = 4;
+        Trainer trainer(options, communicator, Model(dtype), First);
+        Engine& engine = trainer.engine();
+        const void* const address = engine.Parameter(1).data;
+        for (int step = 0; step < 5; ++step) {
+          trainer.Step(Gradient(rank, step));
+          if (!moves || step == 4) continue;
+          const Status moved = engine.Move(places[step]);
+          ASSERT_TRUE(moved.ok()) << moved;
+          const bool on_disk = !places[step].nvme_paths.empty();
+          EXPECT_EQ(engine.Memory().Bytes(Tier::kNvme, MemoryKind::kMoment1) > 0, on_disk);
+          EXPECT_EQ(engine.Parameter(1).data, address);
+        }
+        std::vector<float> all;
+        for (const ParameterId id : {0, 1, 2, 5}) {
+          for (const StateKind state : {StateKind::kMaster, StateKind::kMoment2}) {
+            const std::vector<float> one = trainer.Read(id, state);
+            all.insert(all.end(), one.begin(), one.end());
+          }
+        }
+        const std::lock_guard lock(mutex);
+        if (expected.empty()) expected = all;
+        EXPECT_EQ(all, expected);
+      });
+    }
+  }
+}
+
+TEST(Offload, MoveIsRefusedInsideAWindowAndToNowhere) {
+  RunRanks(2, [](int rank, const Communicator& communicator) {
+    Trainer trainer(Options(1), communicator, Model(DType::kFloat32), First);
+    Engine& engine = trainer.engine();
+    OffloadOptions offload = OnDisk(Options(1)).offload;
+    ASSERT_TRUE(engine.BeginMicroBatch().ok());
+    EXPECT_TRUE(absl::IsFailedPrecondition(engine.Move(offload)));
+    for (const UnitId unit : {2, 1, 0}) trainer.Backward(unit, Gradient(rank, 0));
+    trainer.Step();
+    // Only one rank's folder is missing: both hear of it, and go on.
+    if (rank == 1) offload.nvme_paths = {"/nowhere/at/all"};
+    const Status refused = engine.Move(offload);
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("rank 1: "));
+    EXPECT_TRUE(trainer.Step(Gradient(rank, 1)).applied);
+  });
+}
+
+// What is added later rests on disk too.
+TEST(Offload, UnitsThatComeLater) {
+  std::vector<float> expected;
+  for (const bool disk : {false, true}) {
+    EngineOptions options = disk ? OnDisk(Options(3)) : Options(3);
+    options.offload.host_budget_bytes = disk ? 5000 : 0;
+    Trainer trainer(options, SelfCommunicator(), TensorsInUnits({700, 300}), First);
+    trainer.Step(Gradient(0, 0));
+    const ModelSpec more = {{{"late", {900}, DType::kBFloat16}}, {{"later", {"late"}, {}}}};
+    ASSERT_TRUE(trainer.AddUnits(more, First).ok());
+    for (int step = 1; step < 4; ++step) trainer.Step(Gradient(0, step));
+    const std::vector<float> states = trainer.ReadStates();
+    if (expected.empty()) expected = states;
+    EXPECT_EQ(states, expected);
+  }
+}
+
+// Bytes from and to disk in a step: the states, once each way, and little more.
+TEST(Offload, TrafficIsTheStatesOnce) {
+  const std::tuple<DType, MasterForm, int> cases[] = {
+      {DType::kFloat32, MasterForm::kFloat32, 8},
+      {DType::kBFloat16, MasterForm::kFloat32, 12},
+      {DType::kBFloat16, MasterForm::kRemainder, 10}};
+  for (const auto& [dtype, form, bytes_each] : cases) {
+    constexpr int64_t kElems = int64_t{1} << 21;
+    EngineOptions options = OnDisk(Options(1));
+    options.bucket_elems = 1 << 20;
+    options.record_elems = 256 << 10;
+    options.master = form;
+    ModelSpec model = Tensors({kElems});
+    model.parameters[0].dtype = dtype;
+    Trainer trainer(options, SelfCommunicator(), model, Constant(1.0f));
+    trainer.Step(Gradients({{1.0f}}));
+    for (int step = 0; step < 2; ++step) {
+      const StepStats stats = trainer.Step(Gradients({{1.0f}}));
+      for (const int64_t bytes : {stats.disk_read_bytes, stats.disk_written_bytes}) {
+        EXPECT_GE(bytes, bytes_each * kElems);
+        EXPECT_LE(static_cast<double>(bytes), 1.01 * static_cast<double>(bytes_each * kElems));
+      }
+    }
+  }
+}
+
 TEST(Offload, MemoryIsCountedWhereItIs) {
   EngineOptions options = OnDisk(Options(1));
   options.offload.window = 4;
