@@ -13,17 +13,23 @@ Function* Find(const char* symbol) {
 
 // The fastest code of OpenBLAS that this CPU can run, by its flags.
 std::string CoreType() {
+  if (HasAvx512()) return "SkylakeX";
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
-    return "SkylakeX";
-  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "Haswell";
 #endif
   return "";
 }
 
 }  // namespace
+
+bool HasAvx512() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
 
 BlasReport ProbeBlas() {
   const auto core_name = Find<const char*()>("openblas_get_corename");

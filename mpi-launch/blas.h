@@ -10,6 +10,9 @@ struct BlasReport {
   std::string hint;  // what slows it down and what mends that; "" for nothing
 };
 
+// The parts of AVX-512 that OpenBLAS's widest code and oneDNN's bf16 ask for.
+bool HasAvx512();
+
 // Loads libblas.so.3 if the program has not.
 BlasReport ProbeBlas();
 

@@ -50,11 +50,12 @@ StatusOr<Corpus> ReadCorpus(const Options& options) {
 void Introduce(const Job& job) {
   const Options& o = job.options;
   std::printf(
-      "zh-train: %d rank%s, optimizer %s, %.2f M parameters of %s in %zu units\n"
+      "zh-train: %d rank%s, optimizer %s, %.2f M parameters of %s, computed in %s, in %zu units\n"
       "a step is %lld samples of %lld bytes\n"
       "text: %lld files, %zu bytes, unigram entropy %.4f nats a byte\n",
       job.world, job.world == 1 ? "" : "s", o.optimizer.c_str(),
-      static_cast<double>(job.model.elems()) / 1e6, o.dtype.c_str(), job.model.units().size(),
+      static_cast<double>(job.model.elems()) / 1e6, o.dtype.c_str(),
+      job.model.compute_type() == torch::kFloat32 ? "fp32" : "bf16", job.model.units().size(),
       static_cast<long long>(o.micro_batch * o.accumulate * job.world),
       static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());

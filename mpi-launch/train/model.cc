@@ -1,6 +1,7 @@
 #include "mpi-launch/train/model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -56,13 +57,21 @@ std::vector<ModelParameter> BlockParameters(const std::string& unit, const Optio
   };
 }
 
+// Torch has no half kernels for CPUs. Its bf16 products are oneDNN's, which takes AVX-512; without,
+// they are plain loops and take fifty times as long as in fp32.
+torch::ScalarType ComputeType(const Options& options) {
+  const bool fast = at::globalContext().hasMKLDNN() && launch::HasAvx512();
+  const bool bf16 = options.WeightType() == DType::kBFloat16 && options.compute_dtype == "auto";
+  return bf16 && fast ? torch::kBFloat16 : torch::kFloat32;
+}
+
 }  // namespace
 
 Model::Model(const Options& options)
     : heads_(options.heads),
       width_(options.width),
       recompute_(options.recompute),
-      compute_type_(options.WeightType() == DType::kBFloat16 ? torch::kBFloat16 : torch::kFloat32) {
+      compute_type_(ComputeType(options)) {
   const int64_t context = options.context;
   causal_mask_ = torch::full({context, context}, -std::numeric_limits<float>::infinity())
                      .triu(1)

@@ -61,7 +61,7 @@ class Model {
   // Only matrices decay.
   bool Decays(size_t parameter) const { return parameters_[parameter].shape.size() > 1; }
 
-  // What Loss computes in: fp32 for weights of fp16 too, since torch lacks half kernels for CPUs.
+  // What Loss computes in: the type of the weights, or fp32 where torch is slow or lost in it.
   torch::ScalarType compute_type() const { return compute_type_; }
 
   // Writes the first values, the same on every rank, in the type of `values`.

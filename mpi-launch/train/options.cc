@@ -42,6 +42,7 @@ Status CheckWord(const char* flag, const std::string& value, const Words& words)
 
 Status CheckWords(const Options& o) {
   Status status = CheckWord("--dtype", o.dtype, kDTypes);
+  status.Update(CheckWord("--compute-dtype", o.compute_dtype, kComputeTypes));
   status.Update(CheckWord("--optimizer-rule", o.rule, kRules));
   status.Update(CheckWord("--master", o.master, kMasters));
   status.Update(CheckWord("--optimizer", o.optimizer, std::array{"zerohold", "torch"}));
@@ -181,8 +182,10 @@ void DeclareUpdate(CLI::App& app, Options& o) {
 
 void DeclareEngine(CLI::App& app, Options& o) {
   app.option_defaults()->group("Precision");
-  app.add_option("--dtype", o.dtype,
-                 "Of weights and gradients: fp32, bf16, or fp16, which is computed in fp32");
+  app.add_option("--dtype", o.dtype, "Of weights and gradients: fp32, bf16 or fp16");
+  app.add_option("--compute-dtype", o.compute_dtype,
+                 "fp32, or auto: that of the weights where torch is fast in it on this CPU (bf16 "
+                 "with AVX-512), else fp32");
   app.add_option("--master", o.master,
                  "The fp32 weights behind 16-bit ones: fp32, or remainder (bf16 alone)");
   app.add_option("--loss-scale", o.loss_scale,

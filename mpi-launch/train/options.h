@@ -15,6 +15,7 @@ namespace zerohold::train {
 
 // Words of flags, in the order of the enums that they stand for.
 inline constexpr std::array kDTypes = {"fp32", "bf16", "fp16"};
+inline constexpr std::array kComputeTypes = {"auto", "fp32"};
 inline constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"};
 inline constexpr std::array kMasters = {"fp32", "remainder"};
 inline constexpr std::array kInstructionSets = {"best", "baseline", "v3", "v4"};
@@ -42,6 +43,7 @@ struct Options {
   bool nesterov = false;
   double clip = 1.0;
   std::string dtype = "fp32";
+  std::string compute_dtype = "auto";
   std::string master = "fp32";
   std::string loss_scale = "auto";  // or "dynamic", "off", a number
   double loss_scale_initial = LossScaleOptions{}.initial;

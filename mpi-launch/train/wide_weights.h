@@ -1,4 +1,4 @@
-// fp32 stand-ins for weights of a type that torch has no kernels for. A stand-in has memory only
+// fp32 stand-ins for weights of a type that torch cannot compute in. A stand-in has memory only
 // while it is attached, as the weight itself: what autograd keeps of it between the forward and the
 // backward pass is an address without a page.
 //

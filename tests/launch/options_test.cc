@@ -42,6 +42,7 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
       {{"--learning-rate", "nan"}, "--learning-rate is nan", "0 or more, finite"},
       {{"--clip", "-1"}, "--clip is -1", "0 or more"},
       {{"--dtype", "fp8"}, "--dtype fp8 is unknown", "fp32, bf16 or fp16"},
+      {{"--compute-dtype", "fp16"}, "--compute-dtype fp16 is unknown", "auto or fp32"},
       {{"--master", "half"}, "--master half is unknown", "fp32 or remainder"},
       {{"--master", "remainder", "--dtype", "fp16"}, "--master remainder", "--dtype bf16"},
       {{"--optimizer-rule", "adamax"}, "--optimizer-rule adamax is unknown", "lion or adagrad"},

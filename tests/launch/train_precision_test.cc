@@ -25,12 +25,16 @@ TEST_P(TrainPrecision, HashIsTheSameForAllThatMayNotMatter) {
   }
 }
 
+std::string NameOfCase(const testing::TestParamInfo<const char*>& info) {
+  constexpr const char* kNames[] = {"bf16", "fp16", "bf16_in_fp32", "remainder"};
+  return kNames[info.index];
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, TrainPrecision,
                          testing::Values("--dtype bf16", "--dtype fp16",
+                                         "--dtype bf16 --compute-dtype fp32",
                                          "--dtype bf16 --master remainder"),
-                         [](const auto& info) {
-                           return std::string(info.index == 2 ? "remainder" : info.param + 8);
-                         });
+                         NameOfCase);
 
 class TrainReproducible : public testing::TestWithParam<const char*> {};
 
