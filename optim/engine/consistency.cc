@@ -71,6 +71,7 @@ std::string DescribeOptions(const EngineOptions& options) {
       "zero_stage: ", options.zero_stage, "\nrule: ", static_cast<int>(options.rule),
       "\nreduction: ", static_cast<int>(options.reduction),
       "\nbucket_elems: ", options.bucket_elems, "\nrecord_elems: ", options.record_elems,
+      "\noverlap_next_forward: ", static_cast<int>(options.overlap_next_forward),
       "\ncheck_collective_order: ", static_cast<int>(options.check_collective_order));
   absl::StrAppendFormat(&text, "\nclip_grad_norm: %.17g\n", options.clip_grad_norm);
   absl::StrAppendFormat(

@@ -86,15 +86,20 @@ void EngineCore::Loop() {
   const base::StandardFloatMode floats;
   while (true) {
     Event event = queue_.Pop();
-    if (event.kind == Event::Kind::kStop) return;
+    if (event.kind == Event::Kind::kStop) stopping_ = true;
     Handle(event);
     if (failed_.ok()) {
-      RequestStepIfReady();
-      step_.Pump();
-      FinishStepIfDone();
+      do {
+        RequestStepIfReady();
+        step_.Pump();
+        FinishStepIfDone();
+      } while (TakeHeldCall());
+      PostGathers();
       AnswerAcquireIfReady();
     }
     AnswerQuiesceIfQuiet();
+    // A step that was answered is done: peers count on this rank's part of it.
+    if (stopping_ && !(applying_ && failed_.ok())) return;
   }
 }
 
@@ -113,7 +118,10 @@ void EngineCore::Handle(Event& event) {
   switch (event.kind) {
     case Event::Kind::kCall:
       moves_.clear();
-      return failed_.ok() ? HandleCall(*event.call) : Answer(*event.call, failed_);
+      if (!failed_.ok()) return Answer(*event.call, failed_);
+      if (MayGoOn(*event.call)) return HandleCall(*event.call);
+      held_call_ = event.call;
+      return;
     case Event::Kind::kAccessDone:
       return AnswerAccess(event.status);
     case Event::Kind::kOperationDone: {
@@ -161,6 +169,36 @@ void EngineCore::Fail(const absl::Status& status) {
   failed_ = status;
   if (step_call_ != nullptr) Answer(*std::exchange(step_call_, nullptr), failed_);
   if (acquire_call_ != nullptr) Answer(*std::exchange(acquire_call_, nullptr), failed_);
+  if (held_call_ != nullptr) Answer(*std::exchange(held_call_, nullptr), failed_);
+}
+
+bool EngineCore::Overlaps() const {
+  return input_.options.overlap_next_forward && executor_->own_thread();
+}
+
+// Whether a call touches nothing that a step which was answered still works on. Weights of
+// micro-batches are shared on the channel of its gathers.
+bool EngineCore::MayGoOn(const Call& call) const {
+  if (!applying_) return true;
+  const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
+  switch (call.kind) {
+    case Call::Kind::kBeginMicroBatch:
+      return window_.micro_batches() == 0 && !weighted;
+    case Call::Kind::kAcquire:
+      return call.mode == AcquireMode::kForward || call.mode == AcquireMode::kEvaluate;
+    case Call::Kind::kRelease:
+      return !window_.Writing(call.unit);
+    case Call::Kind::kSetGroup:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool EngineCore::TakeHeldCall() {
+  if (held_call_ == nullptr || applying_) return false;
+  HandleCall(*std::exchange(held_call_, nullptr));
+  return true;
 }
 
 void EngineCore::Answer(Call& call, absl::Status status) {
@@ -258,8 +296,9 @@ void EngineCore::AnswerAccess(const absl::Status& status) {
 }
 
 void EngineCore::AnswerQuiesceIfQuiet() {
-  if (quiesce_call_ == nullptr || in_flight_ > 0 || accumulating_ > 0 || moving_ > 0) return;
-  Answer(*std::exchange(quiesce_call_, nullptr), failed_);
+  if (quiesce_call_ == nullptr || applying_ || in_flight_ > 0 || accumulating_ > 0 || moving_ > 0)
+    return;
+  Answer(*std::exchange(quiesce_call_, nullptr), failed_.ok() ? storage_ : failed_);
 }
 
 EngineCore::Issue& EngineCore::NewIssue(int index) {

@@ -10,6 +10,7 @@
 //  2. What is issued next follows from the trainer's calls and the plan, never from what is
 //  finished.
 //  3. Once `failed_` is set nothing new starts, and every call gets it.
+//  Where a step goes on under the next forward pass, only calls that touch nothing of it go on too.
 //  4. After warm-up nothing is allocated in a step.
 //  5. A core never changes its model: when units are added, a successor takes over its memory and
 //  communicators.
@@ -170,6 +171,7 @@ class EngineCore : private StepActions {
   void CloseMicroBatch();
   void Prefetch();
   void IssueGathers();
+  void PostGathers();
   std::byte* Copy(int32_t space) const;
   void Remember(UnitId unit);
   ParameterId FindChanged(UnitId unit) const;
@@ -179,6 +181,9 @@ class EngineCore : private StepActions {
 
   // engine_step.cc: the course of a step.
   bool UsesDisk() const { return !input_.options.offload.nvme_paths.empty(); }
+  bool Overlaps() const;
+  bool MayGoOn(const Call& call) const;
+  bool TakeHeldCall();
   void BeginStep(Call& call);
   absl::Status CheckStep() const;
   absl::Status CheckCopies(const char* call) const;
@@ -189,7 +194,8 @@ class EngineCore : private StepActions {
   void Skip();
   void FinishStepIfDone();
   void EndWithout(absl::Status status);
-  void EndWindow();
+  void CloseWindow();
+  void AnswerStep();
   void Stall(zerohold::Stall cause);
   void StartOperation(int index) override;
   void StartRecord(Issue& issue, const Operation& operation);
@@ -261,6 +267,9 @@ class EngineCore : private StepActions {
   Call* access_call_ = nullptr;   // waiting for its read or write
   Call* acquire_call_ = nullptr;  // waiting for gathers and for room
   Call* quiesce_call_ = nullptr;
+  Call* held_call_ = nullptr;  // waiting for the step that was answered to be done
+  bool applying_ = false;      // a step that was answered goes on
+  bool stopping_ = false;
   int64_t in_flight_ = 0;     // collectives
   int64_t accumulating_ = 0;  // units
   int64_t moving_ = 0;        // records, from or to disk
@@ -275,7 +284,8 @@ class EngineCore : private StepActions {
   std::vector<UnitId> begins_;  // of the acquire at hand
   std::vector<UnitId> ready_;
   std::vector<Gather> gathers_;
-  std::vector<Move> moves_;  // of the answer at hand
+  std::vector<Issue*> waiting_gathers_;  // in order, from the first whose unit is not updated
+  std::vector<Move> moves_;              // of the answer at hand
   std::vector<uint8_t> parameters_attached_;
   std::vector<uint8_t> gradients_attached_;
   std::vector<int64_t> gathers_in_flight_;     // of each unit

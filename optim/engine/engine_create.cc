@@ -171,7 +171,9 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       gradient_frames_(layout_, memory_plan_.gradient_frame_bytes),
       coherence_(layout_),
       step_(plan_, static_cast<int>(input_.units.size()),
-            {.window = memory_plan_.slots, .closing = UsesDisk()}, *this),
+            {.window = memory_plan_.slots,
+             .closing = UsesDisk() && !input_.options.overlap_next_forward},
+            *this),
       agreement_(layout_),
       consistency_(layout_, input_.units),
       loss_scaler_(input_.options.loss_scale),
@@ -193,6 +195,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
   for (auto* list : {&begins_, &ready_}) list->reserve(input_.units.size());
   moves_.reserve(2 * input_.units.size());
   gathers_.reserve(input_.units.size());
+  waiting_gathers_.reserve(input_.units.size());
   // As many as a step has in flight, and some for units that come and go.
   issues_.resize(plan_.operations.size() + 4 * input_.units.size() + 16);
   free_issues_.reserve(2 * issues_.size());

@@ -88,8 +88,7 @@ void EngineCore::StartOperation(int index) {
     if (all && gradient_frames_.ExtentOf(unit))
       gradient_frames_.Issued(unit, reductions_of_unit_[unit]);
   }
-  const bool gather = operation.phase == Phase::kApply;
-  (gather ? gather_executor_ : executor_.get())->Post({&RunCollective, &issue, 0});
+  executor_->Post({&RunCollective, &issue, 0});
 }
 
 // Once a record is lost nothing more is done to any: the step goes through the motions that its
@@ -108,7 +107,8 @@ void EngineCore::RecordDone(int index, const absl::Status& status) {
   const Operation& operation = plan_.operations[index];
   if (operation.verb == Verb::kStore) records_->Release(operation.target);
   step_.OperationDone(index);
-  if (operation.verb == Verb::kUpdate && step_.updates_done()) Stall(Stall::kUpdate);
+  const bool last_update = operation.verb == Verb::kUpdate && step_.updates_done();
+  if (last_update && !applying_) Stall(Stall::kUpdate);
 }
 
 // This rank's gradients of the bucket; null where it has none.
@@ -194,35 +194,47 @@ void EngineCore::Apply() {
   }
   residency_.InvalidateAll();
   step_.AgreementDone(true, agreement_.present());
+  if (!Overlaps()) return;
+  applying_ = true;
+  CloseWindow();
+  AnswerStep();
 }
 
 void EngineCore::FinishStepIfDone() {
-  if (step_call_ == nullptr) return;
   if (step_.state() != Step::State::kFinished) return;
   const bool gathers = layout_.config().shard_update && communicator_.size() > 1;
-  Stall(gathers ? Stall::kGather : Stall::kUpdate);
+  if (!applying_) Stall(gathers ? Stall::kGather : Stall::kUpdate);
   for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
     const UnitId unit = layout_.spaces()[space].unit;
-    const bool changed =
-        stats_.applied && agreement_.present()[space] && !layout_.units()[unit].parameters_framed;
+    const bool changed = (applying_ || stats_.applied) && agreement_.present()[space] &&
+                         !layout_.units()[unit].parameters_framed;
     if (changed) coherence_.Remember(space, Copy(space));
   }
-  EndWindow();
+  step_.Reset();
+  if (!std::exchange(applying_, false)) {
+    CloseWindow();
+    AnswerStep();
+  } else if (window_.micro_batches() > 0) {
+    BeginRoundOf(window_.last());
+  }
 }
 
-void EngineCore::EndWindow() {
+// What the next window begins with.
+void EngineCore::CloseWindow() {
+  incoherent_ = absl::OkStatus();
+  loss_scale_.store(loss_scaler_.scale());
+  window_.Reset();
+  agreement_.norm().Clear();
+  std::fill(accumulated_.begin(), accumulated_.end(), 0);
+}
+
+void EngineCore::AnswerStep() {
   stats_.step = applied_steps_;
   stats_.sent_bytes = sent_bytes_.Take();
   const io::MoverCounters moved = records_->TakeMoved();
   stats_.disk_read_bytes = moved.read_bytes;
   stats_.disk_written_bytes = moved.written_bytes;
   stats_.route_changes = residency_.route_changes();
-  incoherent_ = absl::OkStatus();
-  loss_scale_.store(loss_scaler_.scale());
-  window_.Reset();
-  step_.Reset();
-  agreement_.norm().Clear();
-  std::fill(accumulated_.begin(), accumulated_.end(), 0);
   Call& call = *std::exchange(step_call_, nullptr);
   call.stats = std::exchange(stats_, StepStats());
   Answer(call, std::exchange(ending_, absl::OkStatus()));

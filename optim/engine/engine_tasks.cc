@@ -101,20 +101,16 @@ absl::Status EngineCore::AllGather(const Operation& operation, const layout::Buc
   const bool gradient = operation.operand == Operand::kGradient;
   const SpaceMemory& memory = memory_->space(bucket.space);
   const Array& array = gradient ? memory.result : memory.copy;
-  std::vector<layout::Range>& shards = gradient ? shards_ : gather_shards_;
-  std::vector<comm::Piece>& pieces = gradient ? pieces_ : gather_pieces_;
-  CutShards(bucket, shards);
-  pieces.clear();
+  CutShards(bucket, shards_);
+  pieces_.clear();
   const int64_t elem_bytes = SizeOf(array.dtype);
-  for (size_t rank = 0; rank < shards.size(); ++rank) {
-    pieces.push_back({static_cast<int>(rank), shards[rank].begin * elem_bytes,
-                      shards[rank].size() * elem_bytes});
+  for (size_t rank = 0; rank < shards_.size(); ++rank) {
+    pieces_.push_back({static_cast<int>(rank), shards_[rank].begin * elem_bytes,
+                       shards_[rank].size() * elem_bytes});
   }
-  comm::Communicator& communicator =
-      gradient ? CommunicatorOf(bucket.space) : GatherCommunicatorOf(bucket.space);
-  return communicator.AllGather(
-      {"AllGather", "bucket", bucket.index, input_.units[operation.unit].name},
-      array.At(bucket.range.begin, layout_.HeldBegin(bucket)), pieces);
+  return CommunicatorOf(bucket.space)
+      .AllGather({"AllGather", "bucket", bucket.index, input_.units[operation.unit].name},
+                 array.At(bucket.range.begin, layout_.HeldBegin(bucket)), pieces_);
 }
 
 void EngineCore::RunGather(void* context, int64_t) {

@@ -28,7 +28,7 @@ void EngineCore::BeginMicroBatch(Call& call) {
       ++in_flight_;
       executor_->Post({&RunShareWeight, this, std::bit_cast<int64_t>(call.weight)});
     }
-    BeginRoundOf(last);
+    if (!applying_) BeginRoundOf(last);  // else when that step is done
     residency_.BeginPass(Pass::kTraining);
     Prefetch();
   }
@@ -145,6 +145,7 @@ void EngineCore::AnswerAcquireIfReady() {
   const std::span<const UnitId> touched = window_.Touched(acquire_call_->unit);
   for (const UnitId unit : touched) {
     if (residency_.ExtentOf(unit) && gathers_in_flight_[unit] > 0) return;
+    if (!step_.Applied(unit)) return;
   }
   for (const UnitId unit : begins_) {
     const bool framed = layout_.units()[unit].gradients_framed;
@@ -250,9 +251,20 @@ void EngineCore::IssueGathers() {
                   gather.extent.offset;
     ++gathers_in_flight_[gather.unit];
     ++in_flight_;
-    gather_executor_->Post({&RunGather, &issue, 0});
+    waiting_gathers_.push_back(&issue);
   }
   gathers_.clear();
+  PostGathers();
+}
+
+// In their order, as far as this rank has updated what it gives to them.
+void EngineCore::PostGathers() {
+  const auto waits = [this](const Issue* issue) { return !step_.Applied(issue->index); };
+  const auto first = std::ranges::find_if(waiting_gathers_, waits);
+  for (auto ready = waiting_gathers_.begin(); ready != first; ++ready) {
+    gather_executor_->Post({&RunGather, *ready, 0});
+  }
+  waiting_gathers_.erase(waiting_gathers_.begin(), first);
 }
 
 // Where the whole of a space's compute copy is now; for a unit in frames, only while it has one.

@@ -13,7 +13,8 @@ Step::Step(const StepPlan& plan, int units, const Limits& limits, StepActions& a
       actions_(actions),
       done_(plan.operations.size()),
       fetched_(plan.operations.size()),
-      ready_(units) {
+      ready_(units),
+      left_of_unit_(units) {
   for (size_t i = 0; i < plan.operations.size(); ++i) {
     lanes_[LaneOf(plan.operations[i])].push_back(static_cast<int>(i));
   }
@@ -38,6 +39,10 @@ void Step::Reset() {
   round_ = Round::kAccumulate;
   updates_left_ = lanes_[kUpdateLane].size();
   left_ = plan_.operations.size() - lanes_[kReductionLane].size();
+  std::fill(left_of_unit_.begin(), left_of_unit_.end(), 0);
+  for (const Operation& operation : plan_.operations) {
+    if (LaneOf(operation) != kReductionLane) ++left_of_unit_[operation.unit];
+  }
   requested_ = false;
   state_ = State::kReducing;
 }
@@ -77,6 +82,7 @@ void Step::MarkDone(int index) {
   ZH_CHECK(!done_[index], index);
   done_[index] = 1;
   --left_;
+  --left_of_unit_[plan_.operations[index].unit];
   if (plan_.operations[index].verb == Verb::kUpdate) --updates_left_;
 }
 

@@ -73,6 +73,8 @@ class Step {
   enum class State : uint8_t { kReducing, kAgreeing, kApplying, kClosing, kFinished };
   State state() const { return state_; }
   bool updates_done() const { return updates_left_ == 0; }
+  // Nothing of this step is left to be done to the unit's parameters.
+  bool Applied(UnitId unit) const { return state_ != State::kApplying || left_of_unit_[unit] == 0; }
 
  private:
   enum LaneId { kReductionLane, kFetchLane, kUpdateLane, kStoreLane, kGatherLane, kLanes };
@@ -99,8 +101,9 @@ class Step {
   bool apply_ = false;
   Round round_ = Round::kAccumulate;
   int64_t reductions_in_flight_ = 0;
-  int in_window_ = 0;  // records fetched, being fetched, or not yet stored
-  size_t left_ = 0;    // kAhead and kApply operations
+  int in_window_ = 0;                  // records fetched, being fetched, or not yet stored
+  size_t left_ = 0;                    // kAhead and kApply operations
+  std::vector<int64_t> left_of_unit_;  // of them
   size_t updates_left_ = 0;
   bool requested_ = false;
   State state_ = State::kReducing;

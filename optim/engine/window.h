@@ -48,6 +48,10 @@ class Window {
   // Some report of this window says that the unit, or a parameter of it that another uses, has a
   // gradient.
   bool Present(UnitId unit) const { return states_[unit].present; }
+  // Whether its next Release may adopt what the trainer wrote.
+  bool Writing(UnitId unit) const {
+    return unit >= 0 && unit < static_cast<UnitId>(states_.size()) && states_[unit].writing;
+  }
   bool AnyPresent() const {
     return std::ranges::any_of(states_, [](const State& state) { return state.present; });
   }
