@@ -132,8 +132,9 @@ struct EngineOptions {
   bool reproducible = false;
 
   // Stage 3: bytes of gathered parameters on this rank at one time; stages 2 and 3: bytes of
-  // gradients not yet reduced. At least the largest unit, in 2 MiB pages; 0 takes room for the two
-  // largest. More lets more gathers and reductions run ahead.
+  // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages; 0 takes
+  // room for the two largest, and for what is used besides. More lets more gathers and reductions
+  // run ahead.
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
   // Stage 3: units of fewer elements stay gathered.

@@ -162,7 +162,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       ledger_(instruments_->ledger),
       sent_bytes_(instruments_->sent_bytes),
       trace_(instruments_->trace),
-      memory_plan_(MakeMemoryPlan(input_.options, layout_)),
+      memory_plan_(MakeMemoryPlan(input_.options, layout_, input_.units)),
       plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0, memory_plan_.fetched)),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
@@ -303,21 +303,21 @@ std::vector<memory::FaultMap::Entry> EngineCore::FaultEntries() const {
 }
 
 absl::Status EngineCore::CheckFrames() const {
+  const FrameNeeds needs(layout_, input_.units);
+  const EngineOptions& options = input_.options;
   for (size_t i = 0; i < input_.units.size(); ++i) {
-    const layout::UnitPlace& unit = layout_.units()[i];
     const auto too_small = [&](const char* option, int64_t needed, int64_t given) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(option, " is ", given, ", but unit ", input_.units[i].name, " needs ",
-                       needed, " bytes in frames of 2 MiB; give at least that, or 0"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          option, " is ", given, ", but unit ", input_.units[i].name, " needs ", needed,
+          " bytes, with units that it uses, in frames of 2 MiB; give at ", "least that, or 0"));
     };
-    if (unit.parameters_framed &&
-        unit.parameter_bytes.size() > memory_plan_.parameter_frame_bytes) {
-      return too_small("max_live_parameters_bytes", unit.parameter_bytes.size(),
-                       input_.options.max_live_parameters_bytes);
+    if (needs.parameters[i] > memory_plan_.parameter_frame_bytes) {
+      return too_small("max_live_parameters_bytes", needs.parameters[i],
+                       options.max_live_parameters_bytes);
     }
-    if (unit.gradients_framed && unit.gradient_bytes.size() > memory_plan_.gradient_frame_bytes) {
-      return too_small("max_live_gradients_bytes", unit.gradient_bytes.size(),
-                       input_.options.max_live_gradients_bytes);
+    if (needs.gradients[i] > memory_plan_.gradient_frame_bytes) {
+      return too_small("max_live_gradients_bytes", needs.gradients[i],
+                       options.max_live_gradients_bytes);
     }
   }
   return absl::OkStatus();

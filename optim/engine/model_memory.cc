@@ -7,6 +7,7 @@
 #include <span>
 
 #include "offload/tiers/nvme_tier.h"
+#include "optim/engine/window.h"
 #include "optim/kernels/masters.h"
 #include "optim/kernels/update.h"
 #include "src/base/align.h"
@@ -43,10 +44,13 @@ class ModelMemory::Pieces {
 
 namespace {
 
-// Two of the largest, so that one comes while the other is used.
-int64_t FrameBytes(int64_t asked, int64_t largest) {
+// Two of the largest, so that one comes while the other is used. What a unit uses may lie in the
+// middle for long, so that there must be room for a unit on either side.
+int64_t FrameBytes(int64_t asked, int64_t largest, const std::vector<int64_t>& needs) {
   if (largest == 0) return 0;
-  return asked > 0 ? asked / base::kFrameBytes * base::kFrameBytes : 2 * largest;
+  if (asked > 0) return asked / base::kFrameBytes * base::kFrameBytes;
+  const int64_t most = std::ranges::max(needs);
+  return most > largest ? most + 2 * largest : 2 * largest;
 }
 
 // Of all states of an element that rests on disk; the same for every dtype, so that units that come
@@ -79,7 +83,8 @@ void PlaceRecords(const EngineOptions& options, const layout::Layout& layout, Me
 
 }  // namespace
 
-MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout) {
+MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
+                          std::span<const UnitSpec> units) {
   MemoryPlan plan;
   const kernels::RuleFacts& rule = *kernels::FactsOf(options.rule);
   plan.moment1 = rule.moment1;
@@ -98,12 +103,26 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
   const bool plain = plan.sum_levels == 0 && !layout.config().gradient_frames;
   plan.sums_in_place = plain && all_fp32;
   plan.full_sums = accumulates && plain && !all_fp32;
-  plan.parameter_frame_bytes =
-      FrameBytes(options.max_live_parameters_bytes, layout.max_framed_parameter_bytes());
-  plan.gradient_frame_bytes =
-      FrameBytes(options.max_live_gradients_bytes, layout.max_framed_gradient_bytes());
+  const FrameNeeds needs(layout, units);
+  plan.parameter_frame_bytes = FrameBytes(options.max_live_parameters_bytes,
+                                          layout.max_framed_parameter_bytes(), needs.parameters);
+  plan.gradient_frame_bytes = FrameBytes(options.max_live_gradients_bytes,
+                                         layout.max_framed_gradient_bytes(), needs.gradients);
   PlaceRecords(options, layout, plan);
   return plan;
+}
+
+FrameNeeds::FrameNeeds(const layout::Layout& layout, std::span<const UnitSpec> units) {
+  const Window window(units, std::vector<bool>(units.size(), false));
+  for (size_t i = 0; i < units.size(); ++i) {
+    parameters.push_back(0);
+    gradients.push_back(0);
+    for (const UnitId touched : window.Touched(static_cast<UnitId>(i))) {
+      const layout::UnitPlace& unit = layout.units()[touched];
+      if (unit.parameters_framed) parameters.back() += unit.parameter_bytes.size();
+      if (unit.gradients_framed) gradients.back() += unit.gradient_bytes.size();
+    }
+  }
 }
 
 absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communicator& communicator,

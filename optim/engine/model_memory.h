@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "optim/engine/arenas.h"
@@ -57,7 +58,15 @@ struct MemoryPlan {
   int slots = 0;
   int64_t staging_bytes() const { return slots * slot_bytes; }
 };
-MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout);
+MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
+                          std::span<const UnitSpec> units);
+
+// Bytes of frames that each unit needs at one time, by unit: its own and those that it uses.
+struct FrameNeeds {
+  FrameNeeds(const layout::Layout& layout, std::span<const UnitSpec> units);
+  std::vector<int64_t> parameters;
+  std::vector<int64_t> gradients;
+};
 
 class ModelMemory {
  public:

@@ -4,7 +4,7 @@
 //
 // Numbers are small multiples of powers of two, so that every sum, mean and update of a plain SGD
 // is exact in each type: what a parameter must be is known without an engine.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cmath>
@@ -188,6 +188,29 @@ TEST(Shapes, EveryShapeAtEveryStage) {
         }
         shapes.CheckShapes();
       }
+    }
+  });
+}
+
+// A unit and what it uses are there at one time: too little room for them is told at Create, and by
+// default there is enough.
+TEST(Shapes, AUnitNeedsRoomForWhatItUses) {
+  RunStages({1}, [](EngineOptions options, int, Communicator ranks) {
+    options.max_micro_batches = 1;
+    ModelSpec model = TensorsInUnits({700000, 500000, 500000, 300000});
+    model.units[3].uses = {"a"};
+    EngineOptions tight = options;
+    tight.max_live_parameters_bytes = tight.max_live_gradients_bytes = int64_t{4} << 20;
+    const Status refused = Engine::Create(tight, {ranks}, model.parameters, model.units).status();
+    EXPECT_EQ(refused.ok(), options.zero_stage < 2);
+    if (!refused.ok()) {
+      EXPECT_THAT(
+          std::string(refused.message()),
+          ::testing::AllOf(::testing::HasSubstr("unit unit_d"), ::testing::HasSubstr("6291456")));
+    }
+    Trainer trainer(options, ranks, model, Constant(1));
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_TRUE(trainer.Step(Gradients({{1.0f}, {1.0f}, {1.0f}, {1.0f}})).applied);
     }
   });
 }
