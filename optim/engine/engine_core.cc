@@ -106,9 +106,11 @@ void EngineCore::Loop() {
 void EngineCore::Handle(Event& event) {
   int index = -1;
   bool last = true;
+  bool added = false;
   if (event.issue != nullptr) {
     index = event.issue->index;
     last = event.issue->last;
+    added = event.issue->addends != nullptr;
     free_issues_.push_back(event.issue);
   }
   const auto fails = [&] {
@@ -131,7 +133,8 @@ void EngineCore::Handle(Event& event) {
       if (fails()) return;
       if (operation.verb == Verb::kReduceScatter) {
         --reductions_in_flight_[operation.unit];
-        gradient_frames_.Done(operation.unit);
+        // Not for a round in which it was zero: a later one may have its frame in flight already.
+        if (added) gradient_frames_.Done(operation.unit);
       }
       step_.OperationDone(index);
       return;

@@ -1,4 +1,5 @@
 // The engine over worlds of threads: stages, buckets, records and threads give the same bits.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <xmmintrin.h>
 
@@ -235,6 +236,30 @@ TEST(Engine, FramesBoundWhatIsLive) {
     EXPECT_EQ(stats.route_changes, 0);
     EXPECT_EQ(stats.prefetch_misses, 0);
     EXPECT_EQ(engine.Memory().Bytes(Tier::kHost, MemoryKind::kFrames), 5 * (int64_t{2} << 20));
+  });
+}
+
+// A rank that left a unit out takes part as zero; the reductions of that round may still be on
+// their way when the unit's next gradient is in its frame.
+TEST(Engine, AUnitThatWasLeftOutKeepsItsNextGradient) {
+  RunRanks(2, [](int rank, const Communicator& ranks) {
+    EngineOptions options = Options(2);
+    options.reduction = GradientReduction::kSum;
+    options.clip_grad_norm = 0.0;
+    options.max_micro_batches = 4;
+    options.max_live_gradients_bytes = 2 * (int64_t{2} << 20);
+    options.bucket_elems = 256;  // many reductions
+    Trainer trainer(options, ranks, {{"large", {500000}}, {"small", {10}}},
+                    {{"unit_large", {"large"}, {}}, {"unit_small", {"small"}, {}}}, Constant(0));
+    const GradientFunction ones = Gradients({{1}, {1}});
+    for (int batch = 0; batch < 4; ++batch) {
+      const bool left_out = batch == 0 && rank == 1;
+      trainer.MicroBatch(ones, batch == 3,
+                         left_out ? std::vector<UnitId>{1} : std::vector<UnitId>{});
+    }
+    trainer.Step();
+    EXPECT_THAT(trainer.Read(0, StateKind::kGradient), ::testing::Each(7.0f));
+    EXPECT_THAT(trainer.Read(1, StateKind::kGradient), ::testing::Each(8.0f));
   });
 }
 
