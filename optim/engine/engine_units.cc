@@ -122,11 +122,13 @@ absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
 }
 
 // Units that are reduced before those that wait, and that nobody has acquired, count as absent when
-// there is no room: else who waits for them would wait for ever.
+// there is no room: else who waits for them would wait for ever. One that has a frame is in use: by
+// a unit that uses its parameters, or it is being acquired now.
 bool EngineCore::MakeGradientRoom(UnitId unit) {
   if (gradient_frames_.Allocate(unit)) return true;
   for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
     if (other == unit || !RoundOpen() || !window_.Idle(other)) continue;
+    if (gradient_frames_.ExtentOf(other)) continue;
     // Only what stands before a reported unit in the order of reductions.
     bool blocks = false;
     for (UnitId later = 0; later < other; ++later)

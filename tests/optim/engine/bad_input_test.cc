@@ -258,6 +258,34 @@ TEST(BadInput, MoreGradientsThanTheFramesHold) {
   });
 }
 
+// No room where a unit that another one uses has its frame still, or one of two is there: nothing
+// that has a frame counts as absent.
+TEST(BadInput, MoreGradientsThanTheFramesHoldBesideTiedOnes) {
+  RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_parameters_bytes = 4 * kFrame;
+    options.max_live_gradients_bytes = 2 * kFrame;
+    ModelSpec model = FourUnits();
+    model.units[3].uses = {"c"};
+    Trainer trainer(options, ranks, model, Constant(1));
+    const auto exhausted = [&](UnitId unit) {
+      const Status status = trainer.engine().Acquire(unit, AcquireMode::kBackward);
+      EXPECT_EQ(status.code(), Code::kResourceExhausted) << status;
+    };
+    ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+    trainer.Backward(3, Waves(rank));
+    trainer.Backward(1, Waves(rank));
+    exhausted(0);  // c waits for its own unit, b behind it
+    for (const UnitId unit : {2, 0}) trainer.Backward(unit, Waves(rank));
+    EXPECT_TRUE(trainer.Step().applied);
+
+    ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+    trainer.Backward(1, Waves(rank));
+    exhausted(3);  // b waits for d, which needs a frame for c too
+    EXPECT_TRUE(trainer.Step().applied);
+  });
+}
+
 // A unit larger than the frames is found by Create, on one rank's word for all, and more room
 // mends it.
 TEST(BadInput, AUnitLargerThanTheFrames) {
