@@ -52,8 +52,10 @@ absl::Status EngineCore::Stop() {
   queue_.Push({.kind = Event::Kind::kStop});
   thread_.join();
   // Peers may be waiting for this rank's part of the step: they hear that it does not come, by the
-  // verb in flight or else from one that ends at once.
-  const bool leaves = in_charge_ && (in_flight_ > 0 || window_.micro_batches() > 0);
+  // verb in flight or else from one that ends at once. Between steps there are gathers ahead of the
+  // trainer alone; the peers have issued the same, and they end by themselves.
+  const bool failing = in_flight_ > 0 && !failed_.ok();
+  const bool leaves = in_charge_ && (failing || window_.micro_batches() > 0);
   for (const auto* list : {&input_.communicators, &gather_communicators_}) {
     if (!leaves) break;
     for (const auto& communicator : *list) communicator->Cancel();

@@ -68,6 +68,30 @@ TEST(Lifetime, EnginesFollowEachOtherOnOneCommunicator) {
   });
 }
 
+// Gathers ahead of a pass that never comes do not make Close fail, nor end the communicator.
+TEST(Lifetime, CloseWhileUnitsArePrefetched) {
+  RunRanks(3, [](int, const Communicator& ranks) {
+    EngineOptions options = OptionsOfStage(3);
+    options.max_live_parameters_bytes = 3 * (int64_t{2} << 20);
+    options.bucket_elems = 256;  // takes a while
+    for (int i = 0; i < 4; ++i) {
+      Trainer trainer(options, ranks, TensorsInUnits({100000, 100000, 100000}), Constant(1));
+      Engine& engine = trainer.engine();
+      const auto evaluate = [&](std::initializer_list<UnitId> units) {
+        for (const UnitId unit : units) {
+          ASSERT_TRUE(engine.Acquire(unit, AcquireMode::kEvaluate).ok());
+          ASSERT_TRUE(engine.Release(unit).ok());
+        }
+      };
+      evaluate({0, 1, 2});
+      trainer.Step(Gradients({{1}, {1}, {1}}));
+      evaluate({0});  // the others are on their way
+      const Status closed = engine.Close();
+      EXPECT_TRUE(closed.ok()) << closed;
+    }
+  });
+}
+
 TEST(Lifetime, EnginesSideBySideOnTwoCommunicators) {
   const std::vector<Communicator> second = ThreadCommunicators(2);
   RunRanks(2, [&](int rank, const Communicator& ranks) {
