@@ -81,7 +81,7 @@ class ZH_EXPORT Engine {
   // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
   // At stage 3 every rank acquires the same units in the same order.
   // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
-  // without Acquire or a kBackward outside a micro-batch.
+  // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one.
   Status Acquire(UnitId unit, AcquireMode mode);
   Status Release(UnitId unit);
 
@@ -116,8 +116,8 @@ class ZH_EXPORT Engine {
   Status Quiesce();
 
   // The trainer has written parameters outside kWrite: its copies become the masters. Units in
-  // frames (stage 3) have none outside an acquire. The same on every rank, else the next Step
-  // refuses.
+  // frames (stage 3) have none outside an acquire. Between steps; the same on every rank, else the
+  // next Step refuses.
   Status AdoptParameters();
 
   // Appends to the model: ids go on from the last, and `groups` are counted behind those there are.

@@ -277,6 +277,10 @@ void EngineCore::Adopt(Call& call) {
     Remember(id);
   }
   Answer(call, absl::OkStatus());
+  if (window_.micro_batches() > 0) {
+    return Answer(call, absl::FailedPreconditionError(
+                            "AdoptParameters: a micro-batch is open; call Step first"));
+  }
 }
 
 void EngineCore::AnswerAccess(const absl::Status& status) {

@@ -55,6 +55,12 @@ absl::Status Window::CheckBegin() const {
     return absl::FailedPreconditionError(
         "BeginMicroBatch: the last micro-batch of this step is open; call Step first");
   }
+  for (size_t unit = 0; unit < states_.size(); ++unit) {
+    if (states_[unit].writing) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "BeginMicroBatch: unit ", names_[unit], " is acquired for writing; Release it first"));
+    }
+  }
   return CheckReports("BeginMicroBatch");
 }
 
@@ -74,6 +80,10 @@ absl::Status Window::BeginMicroBatch(bool last) {
 absl::Status Window::CheckAcquire(UnitId unit, AcquireMode mode,
                                   std::vector<UnitId>* begins) const {
   ZH_RETURN_IF_ERROR(CheckUnit(unit, "Acquire"));
+  if (mode == AcquireMode::kWrite && micro_batches_ > 0) {
+    return absl::FailedPreconditionError(absl::StrCat("Acquire(kWrite) of unit ", names_[unit],
+                                                      ": a micro-batch is open; call Step first"));
+  }
   if (mode != AcquireMode::kBackward) return absl::OkStatus();
   const State& state = states_[unit];
   const auto refuse = [&](const char* why) {

@@ -132,6 +132,32 @@ std::vector<Mistake> WrongArguments() {
        Code::kInvalidArgument,
        {"Acquire", "unit 4", "there are 4"}},
       {"a group that does not exist",
+// Of calls that are for between steps; a disk has the records of a window on their way.
+std::vector<Mistake> CallsInAWindow() {
+  return {
+      InAWindow({"a kWrite in a micro-batch",
+                 0,
+                 [](Engine& engine) { return engine.Acquire(1, AcquireMode::kWrite); },
+                 Code::kFailedPrecondition,
+                 {"Acquire(kWrite)", "unit unit_b", "call Step first"}}),
+      InAWindow({"copies adopted in a micro-batch",
+                 0,
+                 [](Engine& engine) { return engine.AdoptParameters(); },
+                 Code::kFailedPrecondition,
+                 {"AdoptParameters", "call Step first"}}),
+      {"a micro-batch while a unit is written",
+       0,
+       [](Engine& engine) {
+         EXPECT_TRUE(engine.Acquire(1, AcquireMode::kWrite).ok());
+         const Status status = engine.BeginMicroBatch();
+         EXPECT_TRUE(engine.Release(1).ok());
+         return status;
+       },
+       Code::kFailedPrecondition,
+       {"BeginMicroBatch", "unit unit_b", "Release it first"}},
+  };
+}
+
        0,
        set_group(2, {}),
        Code::kInvalidArgument,
@@ -175,7 +201,8 @@ TEST(BadInput, NothingHasChanged) {
 
         Trainer trainer(options, ranks, model, Constant(1));
         trainer.Step(Waves(rank));
-        for (const std::vector<Mistake>& mistakes : {WrongCalls(), WrongArguments()}) {
+        for (const std::vector<Mistake>& mistakes :
+             {WrongCalls(), CallsInAWindow(), WrongArguments()}) {
           for (const Mistake& mistake : mistakes) {
             if (stage < mistake.first_stage) continue;
             SCOPED_TRACE(mistake.what);
