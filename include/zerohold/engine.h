@@ -109,7 +109,8 @@ class ZH_EXPORT Engine {
   // blocking, between steps. Errors: InvalidArgument naming parameter and range; FailedPrecondition
   // for a state that a frozen parameter has not got.
   Status Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out);
-  // The reverse; every rank gives the same values. kGradient cannot be written.
+  // The reverse; every rank gives the same values. kGradient cannot be written, nor a parameter of
+  // a unit that is acquired.
   Status Write(ParameterId id, StateKind state, int64_t begin, std::span<const float> values);
 
   // Returns when nothing of ours is in flight; nothing will be until the next call.

@@ -232,10 +232,7 @@ void EngineCore::HandleCall(Call& call) {
       return Adopt(call);
     case Call::Kind::kRead:
     case Call::Kind::kWrite:
-      if (call.status.ok() && window_.micro_batches() > 0) {
-        call.status =
-            absl::FailedPreconditionError("Read and Write: a micro-batch is open; call Step first");
-      }
+      if (call.status.ok()) call.status = CheckAccess(call);
       access_call_ = &call;
       executor_->Post({&RunAccess, this, 0});
       return;
@@ -248,6 +245,20 @@ void EngineCore::HandleCall(Call& call) {
       quiesce_call_ = &call;
       return;
   }
+}
+
+// What is acquired changes under nobody: at stage 3 the trainer would go on with the old values.
+absl::Status EngineCore::CheckAccess(const Call& call) const {
+  if (window_.micro_batches() > 0) {
+    return absl::FailedPreconditionError("Read and Write: a micro-batch is open; call Step first");
+  }
+  if (call.kind == Call::Kind::kRead) return absl::OkStatus();
+  const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;
+  const UnitId holds = window_.FirstHolding(unit);
+  if (holds < 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("Write of parameter ", input_.parameters[call.parameter].name, ": unit ",
+                   input_.units[holds].name, " is acquired; Release it first"));
 }
 
 void EngineCore::SetGroup(Call& call) {
@@ -266,6 +277,10 @@ void EngineCore::SetGroup(Call& call) {
 // Units in frames have no copy of their own between acquires: what was written to them is adopted
 // by Release.
 void EngineCore::Adopt(Call& call) {
+  if (window_.micro_batches() > 0) {
+    return Answer(call, absl::FailedPreconditionError(
+                            "AdoptParameters: a micro-batch is open; call Step first"));
+  }
   for (size_t unit = 0; unit < input_.units.size(); ++unit) {
     const layout::UnitPlace& place = layout_.units()[unit];
     if (place.parameters_framed) continue;
@@ -277,10 +292,6 @@ void EngineCore::Adopt(Call& call) {
     Remember(id);
   }
   Answer(call, absl::OkStatus());
-  if (window_.micro_batches() > 0) {
-    return Answer(call, absl::FailedPreconditionError(
-                            "AdoptParameters: a micro-batch is open; call Step first"));
-  }
 }
 
 void EngineCore::AnswerAccess(const absl::Status& status) {

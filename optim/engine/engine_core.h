@@ -147,6 +147,7 @@ class EngineCore : private StepActions {
   void Handle(Event& event);
   void HandleCall(Call& call);
   void Answer(Call& call, absl::Status status);
+  absl::Status CheckAccess(const Call& call) const;
   void Fail(const absl::Status& status);
   void SetGroup(Call& call);
   void Adopt(Call& call);

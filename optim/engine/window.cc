@@ -128,6 +128,15 @@ absl::Status Window::Release(UnitId unit, bool* written) {
   return absl::OkStatus();
 }
 
+UnitId Window::FirstHolding(UnitId unit) const {
+  for (size_t i = 0; i < states_.size(); ++i) {
+    if (states_[i].acquired > 0 && std::ranges::count(touches_[i], unit) > 0) {
+      return static_cast<UnitId>(i);
+    }
+  }
+  return -1;
+}
+
 UnitId Window::FirstAcquired() const {
   const auto found =
       std::ranges::find_if(states_, [](const State& state) { return state.acquired > 0; });

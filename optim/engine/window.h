@@ -60,6 +60,8 @@ class Window {
   bool Begun(UnitId unit) const { return states_[unit].begun; }
   // No report, and no acquire that promises one, in this micro-batch.
   bool Idle(UnitId unit) const { return !states_[unit].reported && !states_[unit].backward; }
+  // The first unit that is acquired, for whatever, and touches this one; -1 for none.
+  UnitId FirstHolding(UnitId unit) const;
   // The first unit that is acquired, for whatever; -1 for none.
   UnitId FirstAcquired() const;
   int64_t micro_batches() const { return micro_batches_; }

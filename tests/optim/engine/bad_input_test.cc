@@ -112,6 +112,17 @@ std::vector<Mistake> WrongCalls() {
        },
        Code::kFailedPrecondition,
        {"BeginMicroBatch", "call Step first"}},
+      {"a write to what is acquired",
+       0,
+       [](Engine& engine) {
+         EXPECT_TRUE(engine.Acquire(2, AcquireMode::kEvaluate).ok());
+         const std::vector<float> values(5, 3.0f);
+         const Status status = engine.Write(2, StateKind::kMaster, 7, values);
+         EXPECT_TRUE(engine.Release(2).ok());
+         return status;
+       },
+       Code::kFailedPrecondition,
+       {"Write", "parameter c", "unit unit_c is acquired", "Release it first"}},
       {"more units at a time than the frames hold",
        3,
        [](Engine& engine) { return AcquireAll(engine, AcquireMode::kForward); },
@@ -121,17 +132,6 @@ std::vector<Mistake> WrongCalls() {
   };
 }
 
-std::vector<Mistake> WrongArguments() {
-  const auto set_group = [](int group, const GroupOptions& options) {
-    return [=](Engine& engine) { return engine.SetGroup(group, options); };
-  };
-  return {
-      {"a unit that does not exist",
-       0,
-       [](Engine& engine) { return engine.Acquire(4, AcquireMode::kForward); },
-       Code::kInvalidArgument,
-       {"Acquire", "unit 4", "there are 4"}},
-      {"a group that does not exist",
 // Of calls that are for between steps; a disk has the records of a window on their way.
 std::vector<Mistake> CallsInAWindow() {
   return {
@@ -158,6 +158,17 @@ std::vector<Mistake> CallsInAWindow() {
   };
 }
 
+std::vector<Mistake> WrongArguments() {
+  const auto set_group = [](int group, const GroupOptions& options) {
+    return [=](Engine& engine) { return engine.SetGroup(group, options); };
+  };
+  return {
+      {"a unit that does not exist",
+       0,
+       [](Engine& engine) { return engine.Acquire(4, AcquireMode::kForward); },
+       Code::kInvalidArgument,
+       {"Acquire", "unit 4", "there are 4"}},
+      {"a group that does not exist",
        0,
        set_group(2, {}),
        Code::kInvalidArgument,
