@@ -107,7 +107,7 @@ class ZH_EXPORT Engine {
 
   // Copies elements [begin, begin + out.size()) of a state, as fp32, to every rank. Collective,
   // blocking, between steps. Errors: InvalidArgument naming parameter and range; FailedPrecondition
-  // for a state that a frozen parameter has not got.
+  // for a state that a frozen parameter, or the rule, has not got.
   Status Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out);
   // The reverse; every rank gives the same values. kGradient cannot be written, nor a parameter of
   // a unit that is acquired.

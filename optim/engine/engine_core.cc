@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "optim/kernels/update.h"
 #include "src/base/float_mode.h"
 #include "src/base/status_macros.h"
 
@@ -251,6 +252,13 @@ void EngineCore::HandleCall(Call& call) {
 absl::Status EngineCore::CheckAccess(const Call& call) const {
   if (window_.micro_batches() > 0) {
     return absl::FailedPreconditionError("Read and Write: a micro-batch is open; call Step first");
+  }
+  const kernels::RuleFacts& rule = *kernels::FactsOf(input_.options.rule);
+  const bool moment1 = call.state == StateKind::kMoment1;
+  if ((moment1 && !rule.moment1) || (call.state == StateKind::kMoment2 && !rule.moment2)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter ", input_.parameters[call.parameter].name, " has no moment",
+                     moment1 ? 1 : 2, ": the rule ", rule.name, " keeps none"));
   }
   if (call.kind == Call::Kind::kRead) return absl::OkStatus();
   const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;

@@ -324,6 +324,26 @@ TEST(BadInput, MoreGradientsThanTheFramesHoldBesideTiedOnes) {
   });
 }
 
+TEST(BadInput, AMomentThatTheRuleHasNot) {
+  const std::pair<UpdateRule, StateKind> pairs[] = {{UpdateRule::kSgd, StateKind::kMoment2},
+                                                    {UpdateRule::kLion, StateKind::kMoment2},
+                                                    {UpdateRule::kAdagrad, StateKind::kMoment1}};
+  for (const auto& [rule, state] : pairs) {
+    RunStages({1, 2}, [&](EngineOptions options, int, Communicator ranks) {
+      options.rule = rule;
+      Trainer trainer(options, ranks, FourUnits(), Constant(1));
+      std::vector<float> values(5);
+      for (const Status& status : {trainer.engine().Read(1, state, 0, values),
+                                   trainer.engine().Write(1, state, 0, values)}) {
+        EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+        EXPECT_THAT(Text(status),
+                    AllOf(HasSubstr("parameter b has no moment"), HasSubstr("the rule")));
+      }
+      EXPECT_TRUE(trainer.Step(Gradients({{1}, {1}, {1}, {1}})).applied);
+    });
+  }
+}
+
 // A unit larger than the frames is found by Create, on one rank's word for all, and more room
 // mends it.
 TEST(BadInput, AUnitLargerThanTheFrames) {
