@@ -55,6 +55,7 @@ absl::Status EngineCore::Extend(std::unique_ptr<EngineCore>& core, const Additio
 }
 
 absl::Status EngineCore::CheckExtend() const {
+  ZH_RETURN_IF_ERROR(storage_);  // a record that is lost is not forgotten
   if (window_.micro_batches() > 0) {
     return absl::FailedPreconditionError("a micro-batch is open; call Step first");
   }

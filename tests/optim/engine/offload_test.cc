@@ -262,6 +262,16 @@ TEST(Offload, ADiskThatFailsIsToldOnAllRanks) {
   }
 }
 
+// Values that could not be stored are not forgotten when units are added.
+TEST(Offload, ALostRecordIsToldByAddUnits) {
+  EngineOptions options = OnDisk(Options(1));
+  options.offload.faults = "eio=1,first=2";
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), First);
+  const Status lost = trainer.engine().AddUnits({{"late", {5}}}, {{"later", {"late"}, {}}});
+  EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("Input/output error")) << lost;
+  EXPECT_EQ(trainer.engine().Step().status(), lost);
+}
+
 TEST(Offload, BadFoldersAreNamed) {
   const auto refused = [](const std::string& path) {
     EngineOptions options = Options(1);
