@@ -1,0 +1,229 @@
+// Draws programs and the ways to carry them out.
+#include "tests/optim/fuzz/program.h"
+
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+
+namespace zerohold::fuzz {
+namespace {
+
+constexpr int64_t kFrame = int64_t{2} << 20;
+
+std::vector<int64_t> DrawShape(Random& random) {
+  switch (random.Below(9)) {
+    case 0:
+      return {};
+    case 1:
+      return {0, 5};
+    case 2:
+      return {1 + random.Below(3)};
+    case 3:
+      return {257};
+    case 4:
+      return {64 * (1 + random.Below(20))};
+    case 5:
+      return {random.OneIn(6) ? 600000 + random.Below(50) : 4001};
+    default:
+      return {1 + random.Below(60), 1 + random.Below(60)};
+  }
+}
+
+Model DrawModel(Random& random, const std::string& prefix, const Model& before, bool half) {
+  Model model;
+  const auto units = random.Below(5) + (prefix.empty() ? 1 : 0);
+  const DType one = random.Of({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+  const bool mixed = random.OneIn(3);
+  for (int64_t u = 0; u < units; ++u) {
+    UnitSpec unit{absl::StrCat(prefix, "u", u), {}, {}};
+    const auto count = random.OneIn(8) ? 0 : 1 + random.Below(4);
+    for (int64_t p = 0; p < count; ++p) {
+      ParameterSpec spec{absl::StrCat(prefix, "p", u, ".", p), DrawShape(random)};
+      spec.dtype = mixed ? random.Of({DType::kFloat32, DType::kBFloat16, DType::kFloat16}) : one;
+      if (!half && spec.dtype == DType::kFloat16) spec.dtype = DType::kBFloat16;
+      spec.frozen = random.OneIn(7);
+      spec.atomic = random.OneIn(7);
+      spec.group = static_cast<int>(random.Below(2));
+      if (random.OneIn(6)) spec.norm_weight = 0.5;
+      unit.parameters.push_back(spec.name);
+      model.parameters.push_back(std::move(spec));
+    }
+    model.units.push_back(std::move(unit));
+  }
+  // Ties: any unit may use a parameter of any other.
+  std::vector<std::pair<std::string, std::string>> all;  // unit, parameter
+  for (const Model* from : {&before, static_cast<const Model*>(&model)}) {
+    for (const UnitSpec& unit : from->units)
+      for (const std::string& name : unit.parameters) all.emplace_back(unit.name, name);
+  }
+  for (UnitSpec& unit : model.units) {
+    if (all.empty() || !random.OneIn(4)) continue;
+    const auto& [owner, name] = all[random.Below(std::ssize(all))];
+    if (owner != unit.name) unit.uses.push_back(name);
+  }
+  std::shuffle(model.parameters.begin(), model.parameters.end(), std::mt19937_64(random.Below(99)));
+  return model;
+}
+
+void DrawRule(Random& random, EngineOptions& options) {
+  options.rule = random.Of({UpdateRule::kAdamW, UpdateRule::kAdamW, UpdateRule::kAdam,
+                            UpdateRule::kSgd, UpdateRule::kLion, UpdateRule::kAdagrad});
+  options.groups.assign(2, {});
+  options.groups[0].learning_rate = 0.01;
+  options.groups[1].learning_rate = 0.03;
+  options.groups[1].weight_decay = 0.1;
+  if (options.rule == UpdateRule::kSgd) options.groups[1].momentum = 0.9;
+  if (random.OneIn(2)) options.clip_grad_norm = 1.0;
+}
+
+int64_t ElemsOf(const ParameterSpec& spec) {
+  int64_t elems = 1;
+  for (const int64_t dim : spec.shape) elems *= dim;
+  return elems;
+}
+
+// Frames for the unit and whatever it touches, for each and in all; generously padded.
+struct Room {
+  int64_t largest = 0;
+  int64_t all = 0;
+  bool tied = false;
+};
+Room RoomOf(const Program& program) {
+  Room room;
+  std::vector<ParameterSpec> specs = program.model.parameters;
+  specs.insert(specs.end(), program.later.parameters.begin(), program.later.parameters.end());
+  std::vector<UnitSpec> units = program.model.units;
+  units.insert(units.end(), program.later.units.begin(), program.later.units.end());
+  const auto bytes_of = [&](const UnitSpec& unit) {
+    int64_t bytes = 0;
+    for (const std::string& name : unit.parameters) {
+      for (const ParameterSpec& spec : specs) {
+        if (spec.name == name) bytes += ElemsOf(spec) * SizeOf(spec.dtype) + 4096;
+      }
+    }
+    return (bytes + kFrame - 1) / kFrame * kFrame;
+  };
+  for (const UnitSpec& unit : units) {
+    int64_t bytes = bytes_of(unit);
+    for (const std::string& used : unit.uses) {
+      room.tied = true;
+      for (const UnitSpec& owner : units) {
+        if (std::ranges::count(owner.parameters, used) > 0) bytes += bytes_of(owner);
+      }
+    }
+    room.largest = std::max(room.largest, bytes);
+    room.all += bytes;
+  }
+  return room;
+}
+
+}  // namespace
+
+Program MakeProgram(uint64_t seed) {
+  Random random(seed);
+  Program program;
+  program.world = static_cast<int>(1 + random.Below(5));
+  EngineOptions& options = program.options;
+  options.zero_stage = 0;
+  DrawRule(random, options);
+  if (random.OneIn(4)) options.master = MasterForm::kRemainder;
+  const bool half = options.master != MasterForm::kRemainder;
+  program.model = DrawModel(random, "", {}, half);
+  const bool adds = random.OneIn(3);
+  if (adds) program.later = DrawModel(random, "late.", program.model, half);
+  options.communication_timeout_s = 10.0;
+  options.notice = [](const std::string&) {};
+  options.update_threads = 1;
+  const bool many = random.OneIn(3);
+  if (many) {
+    options.reproducible = true;
+    options.max_micro_batches = 2 + random.Below(4);
+  } else if (random.OneIn(3)) {
+    options.max_micro_batches = 3;  // of which one is used
+  }
+  options.reduction = random.Of({GradientReduction::kMean, GradientReduction::kMean,
+                                 GradientReduction::kSum, GradientReduction::kWeightedMean});
+  const bool scaled = random.OneIn(2);
+  if (scaled) options.loss_scale = {.enabled = true, .initial = 1024, .growth_interval = 2};
+  const auto steps = 2 + random.Below(4);
+  const bool shuffled = random.OneIn(4);
+  for (int64_t i = 0; i < steps; ++i) {
+    Step step{.seed = static_cast<uint64_t>(random.Below(1 << 30))};
+    step.micro_batches = many ? static_cast<int>(1 + random.Below(options.max_micro_batches)) : 1;
+    step.flush = random.OneIn(4);
+    step.evaluates = random.OneIn(3);
+    step.adds = adds && i == 1;
+    step.overflows = scaled && random.OneIn(4);
+    step.writes = random.OneIn(2) ? static_cast<int>(random.Below(4)) : 0;
+    step.sparse = random.OneIn(3);
+    step.shuffled = shuffled;
+    program.steps.push_back(step);
+  }
+  return program;
+}
+
+EngineOptions Vary(const Program& program, Random& random, const std::string& folder) {
+  EngineOptions options = program.options;
+  options.zero_stage = static_cast<int>(random.Below(4));
+  options.bucket_elems = random.Of<int64_t>({1, 256, 700, 5000, 1 << 20});
+  options.record_elems = random.Of<int64_t>({256, 1000, 4096, 1 << 18});
+  options.update_threads = static_cast<int>(1 + random.Below(3));
+  options.check_collective_order = random.OneIn(2);
+  options.persistence_threshold_elems = random.Of<int64_t>({0, 0, 100, 5000});
+  const Room room = RoomOf(program);
+  const int64_t least = std::max(kFrame, room.largest);
+  const int64_t spare = random.Below(4) * kFrame;
+  if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
+  const bool wide = room.tied || program.steps[0].shuffled;
+  if (wide) options.max_live_gradients_bytes = room.all + kFrame;
+  if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
+  if (!random.OneIn(2)) return options;
+  options.offload.nvme_paths = {folder};
+  if (random.OneIn(3)) options.offload.nvme_paths.push_back(folder);
+  options.offload.host_budget_bytes = random.Of<int64_t>({0, 0, 1000, 20000, 200000});
+  options.offload.window = static_cast<int>(random.Below(6));
+  options.offload.io_engine = random.Of({IoEngine::kBest, IoEngine::kThreads});
+  if (random.OneIn(2)) {
+    options.offload.faults = absl::StrCat("short=0.3,again=0.2,late=0.2,seed=", random.Below(1000));
+  }
+  return options;
+}
+
+std::string Describe(const EngineOptions& o) {
+  return absl::StrCat(
+      "stage ", o.zero_stage, ", bucket ", o.bucket_elems, ", record ", o.record_elems,
+      ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems, ", live ",
+      o.max_live_parameters_bytes, "/", o.max_live_gradients_bytes, ", order ",
+      static_cast<int>(o.check_collective_order), ", disk ", o.offload.nvme_paths.size(), " host ",
+      o.offload.host_budget_bytes, " window ", o.offload.window, " io ",
+      static_cast<int>(o.offload.io_engine), " faults \"", o.offload.faults, "\"");
+}
+
+std::string Describe(const Program& program) {
+  const EngineOptions& o = program.options;
+  std::string text =
+      absl::StrCat("world ", program.world, ", rule ", static_cast<int>(o.rule), ", reduction ",
+                   static_cast<int>(o.reduction), ", master ", static_cast<int>(o.master),
+                   ", reproducible ", static_cast<int>(o.reproducible), ", max_micro_batches ",
+                   o.max_micro_batches, ", scaled ", static_cast<int>(o.loss_scale.enabled), "\n");
+  for (const Model* model : {&program.model, &program.later}) {
+    for (const ParameterSpec& spec : model->parameters) {
+      absl::StrAppend(&text, "  ", spec.name, " ", NameOf(spec.dtype), " x", ElemsOf(spec),
+                      spec.frozen ? " frozen" : "", spec.atomic ? " atomic" : "", "\n");
+    }
+    for (const UnitSpec& unit : model->units) {
+      absl::StrAppend(&text, "  unit ", unit.name, ":");
+      for (const std::string& name : unit.parameters) absl::StrAppend(&text, " ", name);
+      for (const std::string& name : unit.uses) absl::StrAppend(&text, " uses ", name);
+      absl::StrAppend(&text, "\n");
+    }
+  }
+  for (const Step& step : program.steps) {
+    absl::StrAppend(&text, "  step: micro ", step.micro_batches, " flush ", step.flush, " eval ",
+                    step.evaluates, " adds ", step.adds, " overflows ", step.overflows, " writes ",
+                    step.writes, " sparse ", step.sparse, " shuffled ", step.shuffled, "\n");
+  }
+  return text;
+}
+
+}  // namespace zerohold::fuzz

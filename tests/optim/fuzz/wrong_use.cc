@@ -1,0 +1,147 @@
+// Calls in any order, the same on all ranks.
+#include <absl/strings/str_cat.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "tests/optim/fuzz/program.h"
+
+namespace zerohold::fuzz {
+namespace {
+
+// What no order of calls may bring about.
+bool Broken(const Status& status) {
+  return absl::IsInternal(status) || absl::IsAborted(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsUnknown(status) || absl::IsDataLoss(status) || absl::IsUnavailable(status);
+}
+
+class Caller {
+ public:
+  Caller(const Program& program, Engine& engine)
+      : program_(program),
+        engine_(engine),
+        units_(std::ssize(program.model.units)),
+        parameters_(std::ssize(program.model.parameters)) {}
+
+  // One call, and how it went.
+  std::string Call(Random& random) {
+    const auto unit = static_cast<UnitId>(random.Below(units_ + 1) - (random.OneIn(9) ? 1 : 0));
+    const auto mode =
+        random.Of({AcquireMode::kForward, AcquireMode::kBackward, AcquireMode::kBackward,
+                   AcquireMode::kEvaluate, AcquireMode::kWrite});
+    const auto id = static_cast<ParameterId>(random.Below(parameters_ + 1));
+    const auto state = random.Of(
+        {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2, StateKind::kGradient});
+    std::vector<float> values(random.Below(4), 0.5f);
+    const bool last = random.OneIn(2);
+    switch (random.Below(17)) {
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+        return Told(absl::StrCat("Acquire ", unit, " ", static_cast<int>(mode)),
+                    engine_.Acquire(unit, mode));
+      case 4:
+      case 5:
+      case 6:
+        return Told(absl::StrCat("Release ", unit), engine_.Release(unit));
+      case 7:
+      case 8:
+      case 9:
+        return Told(absl::StrCat("GradReady ", unit), engine_.GradReady(unit));
+      case 10:
+      case 11:
+        return Told(absl::StrCat("BeginMicroBatch ", last), engine_.BeginMicroBatch(1.0, last));
+      case 12:
+        return Told("Step", engine_.Step().status());
+      case 13:
+        return Told(absl::StrCat("Read ", id, " ", static_cast<int>(state)),
+                    engine_.Read(id, state, random.Below(3), values));
+      case 14:
+        return Told(absl::StrCat("Write ", id, " ", static_cast<int>(state)),
+                    engine_.Write(id, state, random.Below(3), values));
+      case 15:
+        return random.OneIn(2) ? Told("Quiesce", engine_.Quiesce())
+                               : Told("AdoptParameters", engine_.AdoptParameters());
+      default:
+        return AddUnits(random);
+    }
+  }
+
+  // Ends what is open, then a step that must be applied.
+  std::string Recover() {
+    for (UnitId unit = 0; unit < units_; ++unit) {
+      while (engine_.Release(unit).ok()) continue;
+    }
+    Told("Step", engine_.Step().status());
+    Status status = engine_.BeginMicroBatch();
+    for (UnitId unit = static_cast<UnitId>(units_) - 1; unit >= 0 && status.ok(); --unit) {
+      status = engine_.Acquire(unit, AcquireMode::kBackward);
+      if (status.ok()) status = engine_.GradReady(unit);
+      if (status.ok()) status = engine_.Release(unit);
+    }
+    if (status.ok()) status = engine_.Step().status();
+    return status.ok() ? broken_ : absl::StrCat(broken_, "not right again: ", status.ToString());
+  }
+
+ private:
+  std::string Told(const std::string& call, const Status& status) {
+    if (Broken(status)) absl::StrAppend(&broken_, call, ": ", status.ToString(), "\n");
+    return absl::StrCat(call, " -> ", static_cast<int>(status.code()), "\n");
+  }
+
+  std::string AddUnits(Random& random) {
+    if (!random.OneIn(3)) return "";
+    const std::string name = absl::StrCat("more", added_++);
+    const bool bad = random.OneIn(3);
+    const Status status =
+        engine_.AddUnits({{name, {bad ? -1 : random.Below(900)}}}, {{name, {name}, {}}});
+    if (status.ok()) ++units_, ++parameters_;
+    return Told("AddUnits " + name, status);
+  }
+
+  const Program& program_;
+  Engine& engine_;
+  int64_t units_;
+  int64_t parameters_;
+  int added_ = 0;
+  std::string broken_;
+};
+
+}  // namespace
+
+std::string RunWrongUse(const Program& program, const EngineOptions& options, uint64_t seed) {
+  std::vector<Communicator> ranks = ThreadCommunicators(program.world);
+  std::vector<std::string> calls(program.world);
+  std::vector<std::string> broken(program.world);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < program.world; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto engine =
+          Engine::Create(options, {ranks[rank]}, program.model.parameters, program.model.units);
+      if (!engine.ok()) {
+        broken[rank] = engine.status().ToString();
+        return;
+      }
+      Random random(seed);
+      Caller caller(program, **engine);
+      for (int round = 0; round < 3 && broken[rank].empty(); ++round) {
+        for (int i = 0; i < 25; ++i) calls[rank] += caller.Call(random);
+        broken[rank] += caller.Recover();
+        calls[rank] += "-- right again\n";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::string text;
+  for (int rank = 0; rank < program.world; ++rank) {
+    if (!broken[rank].empty()) absl::StrAppend(&text, "rank ", rank, ": ", broken[rank], "\n");
+    if (calls[rank] != calls[0]) {
+      absl::StrAppend(&text, "rank ", rank, " was answered otherwise:\n", calls[rank], "\n");
+    }
+  }
+  if (!text.empty()) absl::StrAppend(&text, "calls of rank 0:\n", calls[0]);
+  return text;
+}
+
+}  // namespace zerohold::fuzz
