@@ -1,0 +1,202 @@
+#include "bench/stress/options.h"
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <sstream>
+
+#include "src/base/status_macros.h"
+#include "src/base/units.h"
+
+namespace zerohold::bench {
+namespace {
+
+constexpr std::array kDTypes = {"fp32", "bf16", "fp16"};
+constexpr std::array kMasters = {"fp32", "remainder"};
+constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"};
+constexpr std::array kTiers = {"host", "nvme"};
+constexpr std::array kParameterTiers = {"host", "nvme", "none"};
+constexpr int64_t kMostParams = 10'000'000'000'000;
+
+template <typename... Text>
+Status Bad(const Text&... text) {
+  return absl::InvalidArgumentError(absl::StrCat(text...));
+}
+
+template <typename Words>
+Status CheckWord(const char* flag, const std::string& value, const Words& words) {
+  if (std::find(words.begin(), words.end(), value) != words.end()) return absl::OkStatus();
+  return Bad(flag, " ", value, " is unknown: give one of ", absl::StrJoin(words, ", "));
+}
+
+// The enum's value that `word` stands for. Requires: `word` is among `words`.
+template <typename Enum, typename Words>
+Enum Meaning(const Words& words, const std::string& word) {
+  return static_cast<Enum>(std::find(words.begin(), words.end(), word) - words.begin());
+}
+
+Status CheckWords(const StressOptions& o) {
+  ZH_RETURN_IF_ERROR(CheckWord("--tier", o.tier, kTiers));
+  ZH_RETURN_IF_ERROR(CheckWord("--gradients", o.gradients, kTiers));
+  ZH_RETURN_IF_ERROR(CheckWord("--parameters", o.parameters, kParameterTiers));
+  ZH_RETURN_IF_ERROR(CheckWord("--dtype", o.dtype, kDTypes));
+  ZH_RETURN_IF_ERROR(CheckWord("--master", o.master, kMasters));
+  ZH_RETURN_IF_ERROR(CheckWord("--rule", o.rule, kRules));
+  for (const auto& [flag, value] :
+       {std::pair("--gradients", &o.gradients), std::pair("--parameters", &o.parameters)}) {
+    if (*value == "host") continue;
+    return absl::UnimplementedError(
+        absl::StrCat(flag, " ", *value, ": this version keeps them in host memory; give host"));
+  }
+  return absl::OkStatus();
+}
+
+Status CheckDisk(const StressOptions& o) {
+  if (o.on_disk()) {
+    return o.nvme_paths.empty()
+               ? Bad("--tier nvme needs --nvme-path: give at least one folder on a local disk")
+               : absl::OkStatus();
+  }
+  const std::pair<const char*, bool> of_disk[] = {{"--nvme-path", !o.nvme_paths.empty()},
+                                                  {"--window", o.window != 0},
+                                                  {"--faults", !o.faults.empty()},
+                                                  {"--throttle", o.read_rate + o.write_rate > 0}};
+  for (const auto& [flag, given] : of_disk) {
+    if (given) return Bad(flag, " is of the disk: give --tier nvme with it");
+  }
+  return absl::OkStatus();
+}
+
+Status Check(const StressOptions& o) {
+  if (o.params < 1 || o.params > kMostParams) {
+    return Bad("--params is ", o.params, ": give 1 to 10000B");
+  }
+  if (o.steps < 1) return Bad("--steps is ", o.steps, ": give 1 or more");
+  if (!std::isfinite(o.seconds) || o.seconds < 0) {
+    return Bad("--seconds is ", o.seconds, ": give more than 0, or leave it out");
+  }
+  ZH_RETURN_IF_ERROR(CheckWords(o));
+  if (o.master == "remainder" && o.dtype != "bf16") {
+    return Bad("--master remainder is what bf16 weights lack: give --dtype bf16");
+  }
+  return CheckDisk(o);
+}
+
+// "read=1GB/s,write=500MB/s".
+Status ParseThrottle(const std::string& text, StressOptions& o) {
+  for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    double* const rate = sides[0] == "read"    ? &o.read_rate
+                         : sides[0] == "write" ? &o.write_rate
+                                               : nullptr;
+    StatusOr<int64_t> bytes = absl::InvalidArgumentError("");
+    if (rate != nullptr && sides.size() == 2) {
+      bytes = base::ParseBytes(std::string(absl::StripSuffix(sides[1], "/s")));
+    }
+    if (!bytes.ok() || *bytes <= 0) {
+      return Bad("--throttle ", part, " is no rate: give read=1GB/s, write=500MB/s, or both");
+    }
+    *rate = static_cast<double>(*bytes);
+  }
+  return absl::OkStatus();
+}
+
+void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
+  const CLI::AsNumberWithUnit count(std::map<std::string, int64_t>{{"k", 1000},
+                                                                   {"m", 1'000'000},
+                                                                   {"b", 1'000'000'000},
+                                                                   {"g", 1'000'000'000},
+                                                                   {"ki", 1 << 10},
+                                                                   {"mi", 1 << 20}},
+                                    CLI::AsNumberWithUnit::CASE_INSENSITIVE);
+  app.add_option("--params", o.params, "Parameters, as 200M or 4B")->transform(count);
+  app.add_option("--tier", o.tier, "Where optimizer states rest: host or nvme");
+  app.add_option("--gradients", o.gradients, "Where gradients rest: host");
+  app.add_option("--parameters", o.parameters, "Where parameters rest: host");
+  app.add_option("--nvme-path", o.nvme_paths, "Folders on local disks, for --tier nvme");
+  app.add_option("--steps", o.steps, "Steps that are measured; one more goes before them");
+  app.add_option("--seconds", o.seconds, "Instead: steps until this long has passed");
+  app.add_option("--window", o.window, "Records under way at a time; 0: as the engine likes");
+  app.add_option("--bucket", o.bucket_elems, "Elements that one collective moves")
+      ->transform(count);
+  app.add_option("--record", o.record_elems, "Elements that one transfer moves")->transform(count);
+  app.add_option("--dtype", o.dtype, "Of parameters and gradients: fp32, bf16 or fp16");
+  app.add_option("--master", o.master, "Behind 16-bit parameters: fp32, or remainder (bf16)");
+  app.add_option("--zero-stage", o.zero_stage, "0 to 3");
+  app.add_option("--rule", o.rule, "adamw, adam, sgd, lion or adagrad");
+  app.add_option("--faults", o.faults,
+                 "Of the disk, as eio=0.01,short=0.2,seed=7: probabilities of short, again, eio, "
+                 "enospc, flip, stale, late; numbers first, seed, halve_every, again_every");
+  app.add_option("--throttle", throttle, "Of the disk, as read=1GB/s,write=500MB/s");
+  app.add_flag("--verify", o.verify, "Compare every state, at the end, with a recomputed one");
+  app.add_flag("--json", o.json, "Lines for programs, the last one with \"final\":true");
+  app.add_option("--trace", o.trace, "Write a Chrome trace of rank r to FILE, r > 0 to FILE.r");
+  app.add_option("--seed", o.seed, "Of first values and gradients");
+}
+
+// CLI11's own text of all options, less those that ranks may differ in.
+std::string AgreedText(const CLI::App& app) {
+  std::istringstream all(app.config_to_str(/*default_also=*/true));
+  std::string agreed;
+  for (std::string line; std::getline(all, line);) {
+    const std::string name = line.substr(0, line.find('='));
+    if (name == "nvme-path" || name == "trace" || name.empty()) continue;
+    agreed += line + "\n";
+  }
+  return agreed;
+}
+
+}  // namespace
+
+DType StressOptions::WeightType() const { return Meaning<DType>(kDTypes, dtype); }
+UpdateRule StressOptions::Rule() const { return Meaning<UpdateRule>(kRules, rule); }
+
+EngineOptions StressOptions::Engine(int rank) const {
+  EngineOptions options;
+  options.zero_stage = zero_stage;
+  options.rule = Rule();
+  options.reduction = GradientReduction::kSum;
+  options.master = Meaning<MasterForm>(kMasters, master);
+  options.bucket_elems = bucket_elems;
+  options.record_elems = record_elems;
+  options.offload.nvme_paths = nvme_paths;
+  options.offload.window = window;
+  options.offload.faults = faults;
+  options.offload.read_rate = read_rate;
+  options.offload.write_rate = write_rate;
+  if (!trace.empty()) options.trace_path = rank == 0 ? trace : absl::StrCat(trace, ".", rank);
+  return options;
+}
+
+StatusOr<StressOptions> ParseStressOptions(int argc, const char* const* argv) {
+  StressOptions options;
+  std::string throttle;
+  CLI::App app(
+      "Optimizer steps over states on a tier, beside the bound of its links: a raw replay of the "
+      "same transfers, the same memory streams without arithmetic. Start it with mpirun.",
+      "zh-stress");
+  app.option_defaults()->always_capture_default();
+  DeclareWork(app, options, throttle);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return absl::CancelledError(app.help());
+  } catch (const CLI::ParseError& error) {
+    std::string text = error.what();
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return Bad(text, ": zh-stress --help lists the flags");
+  }
+  ZH_RETURN_IF_ERROR(ParseThrottle(throttle, options));
+  ZH_RETURN_IF_ERROR(Check(options));
+  options.agreed_text = AgreedText(app);
+  return options;
+}
+
+}  // namespace zerohold::bench

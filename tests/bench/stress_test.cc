@@ -1,0 +1,129 @@
+// zh-stress: what a step moves, that every state comes out right whatever the disk does, and bad
+// input, which is one line and exit code 1 on all ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/launch/program.h"
+
+namespace zerohold::launch_test {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+const std::string kDisk = std::string(" --tier nvme --nvme-path ") + ZH_TEST_FOLDER + " ";
+
+std::string Stress(const std::string& flags) { return Program("zh-stress") + " " + flags; }
+
+// The last line of a run that succeeds.
+json Final(int ranks, const std::string& flags) {
+  const Outcome outcome = RunShell(Mpirun(ranks) + Stress(flags + " --json"));
+  EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.err;
+  const size_t end = outcome.out.find_last_not_of('\n');
+  if (end == std::string::npos) return {};
+  const json line = json::parse(outcome.out.substr(outcome.out.rfind('\n', end) + 1));
+  EXPECT_EQ(line.value("final", false), true) << outcome.out;
+  return line;
+}
+
+// Headers and padding are at most a hundredth of what a step moves.
+void ExpectTraffic(const json& line, double bytes_per_param) {
+  const double params = line["params"].get<double>() * line["steps"].get<double>();
+  for (const char* direction : {"read_bytes", "write_bytes"}) {
+    const double moved = line[direction].get<double>() / params;
+    EXPECT_GE(moved, bytes_per_param) << line;
+    EXPECT_LE(moved, 1.01 * bytes_per_param) << line;
+  }
+}
+
+TEST(Stress, MovesWhatAStepMust) {
+  const struct {
+    std::string flags;
+    double bytes_per_param;
+  } cases[] = {{"--dtype bf16", 12}, {"--dtype bf16 --master remainder", 10}, {"--dtype fp32", 8}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.flags);
+    const json line = Final(1, "--params 8M --steps 2 " + c.flags + kDisk);
+    ExpectTraffic(line, c.bytes_per_param);
+    EXPECT_GT(line["ratio"].get<double>(), 0.0);
+    EXPECT_GT(line["peak_resident_bytes"].get<int64_t>(), line["staging_bytes"].get<int64_t>());
+    EXPECT_LE(line["staging_bytes"].get<int64_t>(), 64 << 20);
+  }
+}
+
+TEST(Stress, EveryStateIsTheRecomputedOne) {
+  const std::string small = "--params 1M --record 32Ki --steps 3 --verify ";
+  EXPECT_EQ(Final(1, small + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(2, small + "--zero-stage 3 --window 3" + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(2, small + "--zero-stage 2 --dtype fp16" + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(2, small + "--rule lion --master remainder" + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(1, small + "--tier host --dtype fp32")["verified_records"], 32);
+  // Both ranks hold everything.
+  EXPECT_EQ(Final(2, small + "--zero-stage 0" + kDisk)["verified_records"], 64);
+}
+
+TEST(Stress, FaultsOfTheDiskAreMended) {
+  const std::string faults = "--faults short=0.3,again=0.3,late=0.3,seed=5";
+  const std::string flags = "--params 1M --record 32Ki --steps 3 --verify " + faults + kDisk;
+  EXPECT_EQ(Final(1, flags)["verified_records"], 32);
+  EXPECT_EQ(Final(2, flags)["verified_records"], 32);
+}
+
+// mpirun tells one exit code alone, so each rank tells its own.
+void ExpectRefused(int ranks, const std::string& flags, const std::string& names,
+                   const std::string& mends) {
+  SCOPED_TRACE(flags);
+  const std::string telling = "sh -c '\"$0\" \"$@\"; echo exit $?' ";
+  const Outcome outcome = RunShell((ranks > 1 ? Mpirun(ranks) : "") + telling + Stress(flags));
+  EXPECT_EQ(outcome.out, ranks > 1 ? "exit 1\nexit 1\n" : "exit 1\n");
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(StartsWith("zh-stress: "), HasSubstr(names), HasSubstr(mends)));
+}
+
+TEST(Stress, FaultsThatCannotBeMendedEndAllRanksAlike) {
+  const std::string flags = "--params 1M --record 32Ki --steps 3 ";
+  ExpectRefused(2, flags + "--faults eio=1,first=90" + kDisk, "nvme_paths: ", "the disk fails");
+  ExpectRefused(2, flags + "--faults flip=1,first=90" + kDisk, "tier nvme: record ",
+                "the checksum differs");
+}
+
+TEST(Stress, BadInputIsOneLine) {
+  ExpectRefused(2, "--params 0" + kDisk, "--params is 0", "give 1 to");
+  ExpectRefused(2, "--zero-stage 4" + kDisk, "zero_stage is 4", "give 0, 1, 2 or 3");
+  ExpectRefused(2, "--parameters none" + kDisk, "--parameters none", "give host");
+  ExpectRefused(2, "--nvme-path /dev/shm", "/dev/shm", "nvme_paths");
+  const struct {
+    std::string flags, names, mends;
+  } cases[] = {
+      {"--params lots" + kDisk, "--params", "--help"},
+      {"--steps 0" + kDisk, "--steps is 0", "1 or more"},
+      {"--seconds -1" + kDisk, "--seconds is -1", "more than 0"},
+      {"--tier tape", "--tier tape is unknown", "give one of host, nvme"},
+      {"--tier nvme", "--nvme-path", "at least one folder"},
+      {"--tier host --window 4", "--window is of the disk", "--tier nvme"},
+      {"--gradients nvme" + kDisk, "--gradients nvme", "give host"},
+      {"--parameters nvme" + kDisk, "--parameters nvme", "give host"},
+      {"--master remainder --dtype fp16" + kDisk, "--master remainder", "--dtype bf16"},
+      {"--throttle read=fast" + kDisk, "--throttle read=fast", "read=1GB/s"},
+      {"--window -1" + kDisk, "window is -1", "to 4096"},
+      {"--faults what=1" + kDisk, "\"what=1\"", "short, again, eio"},
+      {"--nvme-path /no/such", "/no/such", "nvme_paths"},
+  };
+  for (const auto& c : cases) ExpectRefused(1, c.flags, c.names, c.mends);
+}
+
+TEST(Stress, RanksThatDisagree) {
+  const Outcome outcome =
+      RunShell(Mpirun(1) + Stress("--steps 2" + kDisk) + " : -n 1 " + Stress("--steps 3" + kDisk));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1: steps=3, but steps=2 on rank 0"));
+}
+
+}  // namespace
+}  // namespace zerohold::launch_test
