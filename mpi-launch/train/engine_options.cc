@@ -1,6 +1,7 @@
 // What the flags mean to the engine. Whatever is out of its range is left for the engine to refuse.
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 
 #include "mpi-launch/train/options.h"
 
@@ -48,6 +49,17 @@ LossScaleOptions Options::LossScale() const {
   return scale;
 }
 
+OffloadOptions Options::Offload() const {
+  OffloadOptions disks;
+  disks.nvme_paths = nvme_paths;
+  disks.host_budget_bytes = host_budget_bytes;
+  disks.window = static_cast<int>(std::min<int64_t>(window, std::numeric_limits<int>::max()));
+  disks.require_pinned = require_pinned;
+  disks.io_engine = Meaning<IoEngine>(kIoEngines, io_engine);
+  disks.faults = offload_faults;
+  return disks;
+}
+
 EngineOptions Options::Engine(int rank) const {
   EngineOptions options;
   options.zero_stage = zero_stage;
@@ -65,6 +77,7 @@ EngineOptions Options::Engine(int rank) const {
   options.bucket_elems = bucket_elems;
   options.update_threads = update_threads;
   options.instruction_set = Meaning<InstructionSet>(kInstructionSets, instruction_set);
+  options.offload = Offload();
   options.trace_path = TracePath(rank);
   return options;
 }

@@ -25,6 +25,8 @@ void Log::AddStep(int64_t step, const StepReport& report, double tokens_per_s) {
                {"learning_rate", report.learning_rate},
                {"applied", report.applied},
                {"loss_scale", report.loss_scale},
+               {"disk_read_bytes", report.disk_read_bytes},
+               {"disk_written_bytes", report.disk_written_bytes},
                {"tokens_per_s", tokens_per_s}};
   if (report.evaluation_loss) line["evaluation_loss"] = *report.evaluation_loss;
   out_ << line.dump() << std::endl;  // flushed: others may be following

@@ -47,6 +47,17 @@ StatusOr<Corpus> ReadCorpus(const Options& options) {
       ": give more text or a shorter context");
 }
 
+// "in files in A, B, with 1048576 bytes a rank in host memory"; of disks.
+std::string WhereStatesRest(const Options& options) {
+  std::string text = "in files in ";
+  for (const std::string& path : options.nvme_paths) {
+    text += (&path == options.nvme_paths.data() ? "" : ", ") + path;
+  }
+  if (options.host_budget_bytes == 0) return text;
+  return text + ", with " + std::to_string(options.host_budget_bytes) +
+         " bytes a rank in host memory";
+}
+
 void Introduce(const Job& job) {
   const Options& o = job.options;
   std::printf(
@@ -59,6 +70,7 @@ void Introduce(const Job& job) {
       static_cast<long long>(o.micro_batch * o.accumulate * job.world),
       static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());
+  if (!o.nvme_paths.empty()) std::printf("optimizer states: %s\n", WhereStatesRest(o).c_str());
   const std::string hint = launch::ProbeBlas().hint;
   if (!hint.empty()) std::printf("slow: %s\n", hint.c_str());
   std::fflush(stdout);

@@ -47,6 +47,8 @@ Status CheckWords(const Options& o) {
   status.Update(CheckWord("--master", o.master, kMasters));
   status.Update(CheckWord("--optimizer", o.optimizer, std::array{"zerohold", "torch"}));
   status.Update(CheckWord("--instruction-set", o.instruction_set, kInstructionSets));
+  status.Update(CheckWord("--offload", o.offload, kTiers));
+  status.Update(CheckWord("--io-engine", o.io_engine, kIoEngines));
   return status;
 }
 
@@ -72,6 +74,7 @@ Status CheckCounts(const Options& o) {
       {"--bucket-elems", o.bucket_elems, 1},
       {"--zero-stage", o.zero_stage, 0},
       {"--persistence-threshold", o.persistence_threshold_elems, 0},
+      {"--window", o.window, 0},
   };
   for (const auto& count : counts) {
     if (Status s = CheckAtLeast(count.flag, count.value, count.least); !s.ok()) return s;
@@ -99,6 +102,26 @@ Status CheckPrecision(const Options& o) {
       "--loss-scale dynamic");
 }
 
+// What says how disks are used goes with disks.
+Status CheckOffload(const Options& o) {
+  if (o.offload == "nvme") {
+    if (!o.nvme_paths.empty()) return absl::OkStatus();
+    return Bad("--offload nvme needs a folder on a local disk: give --nvme-path");
+  }
+  const std::pair<const char*, bool> of_disk[] = {
+      {"--nvme-path", !o.nvme_paths.empty()},
+      {"--host-budget", o.host_budget_bytes != 0},
+      {"--window", o.window != 0},
+      {"--io-engine", o.io_engine != "best"},
+      {"--require-pinned", o.require_pinned},
+      {"--offload-faults", !o.offload_faults.empty()},
+  };
+  for (const auto& [flag, given] : of_disk) {
+    if (given) return Bad(std::string(flag) + " is of disks: give --offload nvme");
+  }
+  return absl::OkStatus();
+}
+
 // What the reference has not got.
 Status CheckReference(const Options& o) {
   const std::pair<const char*, bool> of_engine[] = {
@@ -106,6 +129,7 @@ Status CheckReference(const Options& o) {
       {"--master", o.master != "fp32"},   {"--optimizer-rule", o.rule != "adamw"},
       {"--reproducible", o.reproducible}, {"--loss-scale", o.loss_scale != "auto"},
       {"--momentum", o.momentum != 0},    {"--nesterov", o.nesterov},
+      {"--offload", o.offload != "none"},
   };
   for (const auto& [flag, given] : of_engine) {
     if (!given || o.optimizer != "torch") continue;
@@ -128,6 +152,7 @@ Status Check(const Options& o) {
   }
   if (Status s = CheckPrecision(o); !s.ok()) return s;
   if (Status s = CheckReference(o); !s.ok()) return s;
+  if (Status s = CheckOffload(o); !s.ok()) return s;
   const ScheduleOptions schedule = o.Schedule();
   if (schedule.warmup_steps >= schedule.total_steps) {
     return Bad("--warmup " + std::to_string(schedule.warmup_steps) +
@@ -214,13 +239,39 @@ void DeclareEngine(CLI::App& app, Options& o) {
   app.add_option("--instruction-set", o.instruction_set, "Of the update: best, baseline, v3 or v4");
 }
 
+void DeclareOffload(CLI::App& app, Options& o) {
+  app.option_defaults()->group("Where optimizer states rest");
+  app.add_option("--offload", o.offload,
+                 "none or host, which on CPUs are the same: all in host memory; nvme: in files on "
+                 "local disks");
+  app.add_option("--nvme-path", o.nvme_paths,
+                 "A folder on a local disk; again for more, which share the records. The files "
+                 "have no name, and nothing stays");
+  app.add_option("--host-budget", o.host_budget_bytes,
+                 "Bytes of states that each rank keeps in host memory all the same, as 2GiB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+  app.add_option("--window", o.window,
+                 "Records under way at a time, read, updated or written; 0: 8, or as many as 48 "
+                 "MiB hold");
+  app.add_option("--io-engine", o.io_engine,
+                 "uring, threads, or best: uring where the kernel allows it");
+  app.add_flag("--require-pinned", o.require_pinned,
+               "Fail where staging memory cannot be locked, which is told else");
+  app.add_option("--offload-faults", o.offload_faults,
+                 "For tests: faults of the disk, as \"short=0.2,again=0.1,seed=7\"; zh-stress "
+                 "--help lists them");
+}
+
 // CLI11's own text of all options, less those that ranks may differ in.
 std::string AgreedText(const CLI::App& app) {
   std::istringstream all(app.config_to_str(/*default_also=*/true));
   std::string agreed;
   for (std::string line; std::getline(all, line);) {
     const std::string name = line.substr(0, line.find('='));
-    if (name == "data" || name == "log" || name == "trace" || name.empty()) continue;
+    constexpr std::array kOwn = {
+        "",       "data",        "log",       "trace",          "nvme-path",
+        "window", "host-budget", "io-engine", "require-pinned", "offload-faults"};
+    if (std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end()) continue;
     agreed += line + "\n";
   }
   return agreed;
@@ -248,6 +299,7 @@ StatusOr<Options> ParseOptions(int argc, const char* const* argv) {
   DeclareTask(app, options);
   DeclareUpdate(app, options);
   DeclareEngine(app, options);
+  DeclareOffload(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

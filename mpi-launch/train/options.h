@@ -19,6 +19,8 @@ inline constexpr std::array kComputeTypes = {"auto", "fp32"};
 inline constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"};
 inline constexpr std::array kMasters = {"fp32", "remainder"};
 inline constexpr std::array kInstructionSets = {"best", "baseline", "v3", "v4"};
+inline constexpr std::array kTiers = {"none", "host", "nvme"};
+inline constexpr std::array kIoEngines = {"best", "uring", "threads"};
 
 // One member for each flag; options.cc says what each means.
 struct Options {
@@ -60,11 +62,18 @@ struct Options {
   int64_t bucket_elems = EngineOptions{}.bucket_elems;
   int update_threads = 0;
   std::string instruction_set = "best";
+  std::string offload = "none";
+  std::vector<std::string> nvme_paths;
+  int64_t host_budget_bytes = 0;
+  int64_t window = 0;
+  std::string io_engine = "best";
+  bool require_pinned = false;
+  std::string offload_faults;
   std::string log;
   std::string trace;
 
   // Every flag that must be the same on all ranks, one "name=value" a line; `data` is not among
-  // them, its contents are compared instead.
+  // them, its contents are compared instead, nor is how each rank uses its disks.
   std::string agreed_text;
 
   ScheduleOptions Schedule() const;
@@ -72,6 +81,7 @@ struct Options {
   // Hyper-parameters of the matrices, which decay, and of all else.
   GroupOptions Group(bool decays) const;
   LossScaleOptions LossScale() const;
+  OffloadOptions Offload() const;
   // What the engine of rank `rank` is told; its groups are Group(true) and Group(false).
   EngineOptions Engine(int rank) const;
   // FILE.json for rank 0, FILE.r.json for rank r; "" for no trace.

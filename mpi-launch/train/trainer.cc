@@ -40,4 +40,9 @@ double MeanOverMicroBatches(const Job& job, double sum) {
   return sum / static_cast<double>(job.options.accumulate * job.world);
 }
 
+int64_t SumOverRanks(int64_t count) {
+  MPI_Allreduce(MPI_IN_PLACE, &count, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  return count;
+}
+
 }  // namespace zerohold::train

@@ -21,6 +21,8 @@ struct StepReport {
   double learning_rate = 0;
   bool applied = true;  // false: skipped, since a gradient was not finite
   double loss_scale = 1;
+  int64_t disk_read_bytes = 0;  // optimizer states, of all ranks together
+  int64_t disk_written_bytes = 0;
   std::optional<double> evaluation_loss;  // after the step, if it was asked for
 };
 
@@ -67,5 +69,8 @@ double EvaluateLoss(const Job& job, const std::vector<torch::Tensor>& weights,
 // The mean over all micro-batches of all ranks, of which `sum` is this rank's sum. For what is only
 // told: its last bits depend on the number of ranks.
 double MeanOverMicroBatches(const Job& job, double sum);
+
+// The same on every rank; after Step, whose waits have a deadline.
+int64_t SumOverRanks(int64_t count);
 
 }  // namespace zerohold::train

@@ -168,6 +168,8 @@ StatusOr<StepReport> ZeroHoldTrainer::Step(int64_t step) {
   report.learning_rate = stats->learning_rate;
   report.applied = stats->applied;
   report.loss_scale = stats->loss_scale;
+  report.disk_read_bytes = SumOverRanks(stats->disk_read_bytes);
+  report.disk_written_bytes = SumOverRanks(stats->disk_written_bytes);
   return report;
 }
 

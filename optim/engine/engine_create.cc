@@ -261,8 +261,8 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
     staging = {reinterpret_cast<std::byte*>(memory_->arenas().staging->base()),
                static_cast<size_t>(memory_plan_.staging_bytes())};
   }
+  const absl::Status pinned = staging::Pin(staging);
   if (before == nullptr || before->memory_->arenas().staging != memory_->arenas().staging) {
-    const absl::Status pinned = staging::Pin(staging);
     if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
     if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
   }
@@ -271,6 +271,7 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                                  .plan = memory_plan_,
                                  .options = input_.options.offload,
                                  .staging = staging,
+                                 .pinned = pinned.ok(),
                                  .before = before == nullptr ? nullptr : before->records_.get(),
                                  .move = move,
                                  .books = {&ledger_, input_.options.notice}}));

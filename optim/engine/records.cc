@@ -1,6 +1,8 @@
 // Allocates what rests in host memory, makes files for the rest, and moves records between.
 #include "optim/engine/records.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <algorithm>
 #include <future>
 #include <utility>
@@ -14,19 +16,22 @@
 namespace zerohold::engine {
 namespace {
 
-// Files of the folder's disk, or what tests and benches put in its place.
-std::unique_ptr<io::IoBackend> CreateBackend(const OffloadOptions& options,
-                                             const base::NoticeSink& notice) {
+absl::StatusOr<std::unique_ptr<io::IoBackend>> ChosenBackend(IoEngine engine,
+                                                             const base::NoticeSink& notice) {
   constexpr int kThreads = 8;
-  std::unique_ptr<io::IoBackend> backend;
-  if (options.io_engine == IoEngine::kUring) {
-    auto uring = io::CreateUringBackend(notice);
-    if (uring.ok()) backend = std::move(uring).value();
-  } else {
-    backend = options.io_engine == IoEngine::kThreads ? io::CreateThreadBackend(kThreads)
-                                                      : io::CreateBestBackend(notice);
-  }
-  if (backend == nullptr) return nullptr;
+  if (engine == IoEngine::kBest) return io::CreateBestBackend(notice);
+  if (engine == IoEngine::kThreads) return io::CreateThreadBackend(kThreads);
+  auto ring = io::CreateUringBackend(notice);
+  if (ring.ok()) return ring;
+  return absl::UnavailableError(absl::StrCat("offload.io_engine: ", ring.status().message(),
+                                             "; allow it, or give kBest or kThreads"));
+}
+
+// Files of the folder's disk, or what tests and benches put in its place.
+absl::StatusOr<std::unique_ptr<io::IoBackend>> CreateBackend(const OffloadOptions& options,
+                                                             const base::NoticeSink& notice) {
+  ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
+                      ChosenBackend(options.io_engine, notice));
   if (options.read_rate > 0 || options.write_rate > 0) {
     backend = io::CreateThrottledBackend(
         std::move(backend), {.read_rate = options.read_rate, .write_rate = options.write_rate});
@@ -126,9 +131,11 @@ absl::Status Records::CreateTier(const Input& input, Part& part) {
   part.Count(+1);
   if (settings.payload_bytes.empty()) return absl::OkStatus();
   settings.folders = input.options.nvme_paths;
-  settings.slots = {input.staging};
+  if (input.pinned) settings.slots = {input.staging};
   settings.notice = input.books.notice;
-  settings.backend = [&] { return CreateBackend(input.options, input.books.notice); };
+  ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
+                      CreateBackend(input.options, input.books.notice));
+  settings.backend = [&backend] { return std::move(backend); };
   ZH_ASSIGN_OR_RETURN(part.tier, tiers::NvmeTier::Create(std::move(settings)));
   for (size_t i = first; i < bytes_.size(); ++i) {
     if (input.plan.fetched[i]) on_disk_[i].tier = part.tier.get();

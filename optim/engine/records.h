@@ -46,11 +46,13 @@ class Records {
     const MemoryPlan& plan;
     const OffloadOptions& options;
     std::span<std::byte> staging;  // plan.slots of plan.slot_bytes
+    bool pinned;                   // staging; what is not is not registered either
     Records* before;
     bool move;
     MemoryBooks books;
   };
-  // Errors: ResourceExhausted with asked and available; those of a folder in nvme_paths.
+  // Errors: ResourceExhausted with asked and available; those of a folder in nvme_paths;
+  // Unavailable for an io_engine that this kernel refuses.
   static absl::StatusOr<std::unique_ptr<Records>> Create(const Input& input);
   ~Records();
 

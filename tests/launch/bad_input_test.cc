@@ -81,6 +81,54 @@ TEST(BadInput, OfOneRankAlone) {
   ExpectRefused(RunTwo("--what", ""), "rank 0: The following argument", "--help");
 }
 
+std::string OnDisk(const std::string& flags) { return "--offload nvme --nvme-path " + flags; }
+
+TEST(BadInput, OfOffload) {
+  const DiskFolder disk;
+  const std::string file = TemporaryPath("file");
+  std::ofstream(file).close();
+  const struct {
+    std::string flags, names, mends;
+  } cases[] = {
+      {OnDisk("/no/such"), "nvme_paths: \"/no/such\" does not exist", "make it, or name another"},
+      {OnDisk(file), "nvme_paths: \"" + file + "\" is not a folder", "name a folder"},
+      {OnDisk("/dev/shm"), "nvme_paths: \"/dev/shm\" lies in memory (tmpfs)", "on a disk"},
+      {OnDisk(disk.path() + " --nvme-path /no/such"), "\"/no/such\" does not exist", "make it"},
+      {OnDisk(disk.path() + " --window 5000"), "offload.window is 5000", "0 (by itself) to 4096"},
+      {OnDisk(disk.path() + " --offload-faults eioo=1"), "\"eioo=1\" is none of", "short"},
+      {"--offload nvme", "--offload nvme needs a folder", "give --nvme-path"},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.flags);
+    ExpectRefused(RunTwo(c.flags, c.flags), c.names, c.mends);
+  }
+  std::remove(file.c_str());
+  // Each rank may have folders of its own.
+  ExpectRefused(RunTwo(OnDisk(disk.path()), OnDisk("/no/such")), "rank 1: nvme_paths: \"/no/such\"",
+                "name another folder");
+  ExpectRefused(RunTwo("", OnDisk(disk.path())), "rank 1: offload=\"nvme\"", "the same");
+}
+
+TEST(BadInput, OfDisksThatTakeNothing) {
+  const DiskFolder disk;
+  const std::string path = disk.path(), image = path + ".image";
+  const std::string two = Mpirun(2) + Telling(TinyTrain(OnDisk(path + " --width 128")));
+  const Outcome small =
+      RunShell(WithMounts("truncate -s 1M " + image + " && mkfs.ext4 -q -O ^has_journal " + image +
+                          " && mount -o loop " + image + " " + path) +
+               two);
+  std::remove(image.c_str());
+  const Outcome sealed = RunShell(
+      WithMounts("mount --bind " + path + " " + path + " && mount -o remount,bind,ro " + path) +
+      two);
+  if (small.exit_code == kNoMount || sealed.exit_code == kNoMount) {
+    GTEST_SKIP() << "cannot mount here: " << small.err << sealed.err;
+  }
+  ExpectRefused(small, "\"" + path + "\" has too little room: asked ", "free room there");
+  EXPECT_THAT(small.err, HasSubstr(" on the file system mounted at " + path));
+  ExpectRefused(sealed, "\"" + path + "\" takes no file: Read-only", "make it writable");
+}
+
 TEST(BadInput, OfAScaleThatNoStepSurvives) {
   const std::string flags = "--dtype fp16 --loss-scale 1e30 --steps 101 --zero-stage 2";
   const Outcome outcome = RunShell(Mpirun(2) + Telling(TinyTrain(flags)));

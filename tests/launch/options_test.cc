@@ -24,12 +24,23 @@ TEST(Options, DefaultsAreLegal) {
   EXPECT_EQ(options->compute_threads, 1);
 }
 
+struct BadFlags {
+  std::vector<const char*> flags;
+  const char* names;
+  const char* mends;
+};
+
+void ExpectRefused(const std::vector<BadFlags>& cases) {
+  for (const auto& c : cases) {
+    const Status status = Parse(c.flags).status();
+    EXPECT_FALSE(status.ok()) << c.flags[0];
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(c.names), HasSubstr(c.mends), Not(HasSubstr("\n"))));
+  }
+}
+
 TEST(Options, EachBadFlagIsNamedInOneLine) {
-  const struct {
-    std::vector<const char*> flags;
-    const char* names;
-    const char* mends;
-  } cases[] = {
+  ExpectRefused({
       {{"--width", "30"}, "--width 30 is no multiple of --heads 4", "that the heads divide"},
       {{"--heads", "0"}, "--heads is 0", "1 or more"},
       {{"--layers", "-3"}, "--layers is -3", "1 or more"},
@@ -66,13 +77,23 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
       {{"--steps", "many"}, "--steps = many", "--help"},
       {{"--depth", "3"}, "--depth", "--help"},
       {{"--data"}, "--data", "--help"},
-  };
-  for (const auto& c : cases) {
-    const Status status = Parse(c.flags).status();
-    EXPECT_FALSE(status.ok()) << c.flags[0];
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(c.names), HasSubstr(c.mends), Not(HasSubstr("\n"))));
-  }
+  });
+}
+
+TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
+  ExpectRefused({
+      {{"--offload", "disk"}, "--offload disk is unknown", "none, host or nvme"},
+      {{"--offload", "nvme"}, "--offload nvme needs a folder", "give --nvme-path"},
+      {{"--nvme-path", "/tmp"}, "--nvme-path is of disks", "give --offload nvme"},
+      {{"--host-budget", "1GiB"}, "--host-budget is of disks", "give --offload nvme"},
+      {{"--offload", "host", "--window", "3"}, "--window is of disks", "give --offload nvme"},
+      {{"--require-pinned"}, "--require-pinned is of disks", "give --offload nvme"},
+      {{"--offload-faults", "eio=1"}, "--offload-faults is of disks", "give --offload nvme"},
+      {{"--io-engine", "threads"}, "--io-engine is of disks", "give --offload nvme"},
+      {{"--io-engine", "aio"}, "--io-engine aio is unknown", "best, uring or threads"},
+      {{"--window", "-1"}, "--window is -1", "0 or more"},
+      {{"--optimizer", "torch", "--offload", "host"}, "--offload", "--optimizer zerohold"},
+  });
 }
 
 TEST(Options, ScheduleFollowsStepsUntilToldOtherwise) {
@@ -124,6 +145,26 @@ TEST(Options, EachFlagReachesTheEngine) {
   EXPECT_EQ(told.clip_grad_norm, 3);
   EXPECT_EQ(told.bucket_elems, 512);
   EXPECT_EQ(told.update_threads, 3);
+}
+
+TEST(Options, EachFlagOfOffloadReachesTheEngine) {
+  for (const char* tier : {"none", "host"}) {
+    const OffloadOptions memory = Parse({"--offload", tier})->Engine(0).offload;
+    EXPECT_TRUE(memory.nvme_paths.empty());
+    EXPECT_EQ(memory.window, 0);
+  }
+  const StatusOr<Options> options =
+      Parse({"--offload", "nvme", "--nvme-path", "a", "--nvme-path", "b", "--host-budget", "2MiB",
+             "--window", "5", "--io-engine", "threads", "--require-pinned", "--offload-faults",
+             "eio=0.5,seed=3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  const OffloadOptions disks = options->Engine(0).offload;
+  EXPECT_EQ(disks.nvme_paths, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(disks.host_budget_bytes, 2 << 20);
+  EXPECT_EQ(disks.window, 5);
+  EXPECT_EQ(disks.io_engine, IoEngine::kThreads);
+  EXPECT_TRUE(disks.require_pinned);
+  EXPECT_EQ(disks.faults, "eio=0.5,seed=3");
 }
 
 TEST(Options, EachSettingOfTheRuleReachesBothGroups) {
@@ -200,6 +241,10 @@ TEST(Options, TheFirstFlagThatDiffersIsNamed) {
   // What may differ is not compared.
   EXPECT_EQ(Parse({"--log", "a", "--trace", "b", "--data", "c"})->agreed_text,
             Parse({})->agreed_text);
+  EXPECT_EQ(Parse({"--offload", "nvme", "--nvme-path", "a", "--host-budget", "1MiB", "--window",
+                   "3", "--io-engine", "uring", "--require-pinned", "--offload-faults", "late=1"})
+                ->agreed_text,
+            Parse({"--offload", "nvme", "--nvme-path", "b", "--nvme-path", "c"})->agreed_text);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -41,6 +42,13 @@ std::string Mpirun(int ranks) {
 
 std::string Program(const std::string& name) { return std::string(ZH_BIN) + "/" + name; }
 
+std::string WithMounts(const std::string& prepare) {
+  const std::string no_mount = "exit " + std::to_string(kNoMount);
+  return "unshare --mount true || " + no_mount +
+         "; unshare --mount sh -c 'PATH=$PATH:/sbin:" + "/usr/sbin; mount --make-rprivate / && " +
+         prepare + " || " + no_mount + "; exec \"$@\"' sh ";
+}
+
 std::string TinyTrain(const std::string& flags) {
   std::string command = Program("zh-train") + " " + flags;
   for (const std::string small :
@@ -49,6 +57,15 @@ std::string TinyTrain(const std::string& flags) {
     if (!given) command += " " + small;
   }
   return command;
+}
+
+DiskFolder::DiskFolder() : path_(std::string(ZH_TEST_FOLDER) + "/disk.XXXXXX") {
+  EXPECT_NE(mkdtemp(path_.data()), nullptr) << path_;
+}
+
+DiskFolder::~DiskFolder() {
+  EXPECT_TRUE(std::filesystem::is_empty(path_)) << path_;
+  std::filesystem::remove_all(path_);
 }
 
 std::vector<nlohmann::json> TrainAndReadLog(int ranks, const std::string& flags) {

@@ -21,11 +21,30 @@ std::string Mpirun(int ranks);
 // Path of a program in bin/.
 std::string Program(const std::string& name);
 
+// Append a command: it sees mounts that nobody else sees, made by `prepare` (without single
+// quotes). Where they may not be made, its exit code is kNoMount.
+std::string WithMounts(const std::string& prepare);
+inline constexpr int kNoMount = 77;
+
 // "zh-train FLAGS": what `flags` leave open makes a model so small that a run takes a second.
 std::string TinyTrain(const std::string& flags);
 
 // A path that no other test and no other run has.
 std::string TemporaryPath(const std::string& name);
+
+// A new, empty folder on the disk of the build, where temporary files may lie in memory; it goes
+// with the object, and whoever leaves a file in it fails the test.
+class DiskFolder {
+ public:
+  DiskFolder();
+  ~DiskFolder();
+  DiskFolder(const DiskFolder&) = delete;
+  DiskFolder& operator=(const DiskFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 // Runs TinyTrain on `ranks` ranks with a log and gives its lines; a failed run fails the test.
 std::vector<nlohmann::json> TrainAndReadLog(int ranks, const std::string& flags);

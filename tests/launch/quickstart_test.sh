@@ -13,9 +13,12 @@ export ZEROHOLD_BUILD_DIR=$2
 cat output
 
 fail() { echo "FAILED: $*"; exit 1; }
-for said in '== packages' '== build into' '== this build and this machine' '== mpirun' '2 ranks' 'parameters_hash'; do
+for said in '== packages' '== build into' '== this build and this machine' '== mpirun' '2 ranks' \
+  '--zero-stage 3 --offload nvme' 'optimizer states: in files in' 'parameters_hash'; do
   grep -q -- "$said" output || fail "did not say: $said"
 done
 last=$(tail -n 1 log)
 [[ $last == '{"final":true,"steps":40,'* ]] || fail "last record: $last"
+sed 2q log | grep -q '"disk_read_bytes":[1-9]' || fail "nothing came from disk"
+compgen -G "$2/states.*" && fail "the folder of states is still there"
 grep '^loss' output | awk '{ loss = $2; sub(/.*entropy /, ""); exit !(loss < $1 + 0) }' || fail "the loss did not fall"

@@ -29,10 +29,13 @@ TEST(TrainRecord, LogHasOneObjectAStepAndAFinalOne) {
     const nlohmann::json& line = log[step - 1];
     EXPECT_THAT(Keys(line),
                 testing::UnorderedElementsAre("step", "loss", "grad_norm", "learning_rate",
-                                              "applied", "loss_scale", "tokens_per_s"));
+                                              "applied", "loss_scale", "disk_read_bytes",
+                                              "disk_written_bytes", "tokens_per_s"));
     EXPECT_EQ(line.at("step"), step);
     EXPECT_TRUE(line.at("applied").get<bool>());
     EXPECT_EQ(line.at("loss_scale"), 1.0);
+    EXPECT_EQ(line.at("disk_read_bytes"), 0);
+    EXPECT_EQ(line.at("disk_written_bytes"), 0);
     EXPECT_GT(line.at("grad_norm"), 0.0);
     EXPECT_GT(line.at("learning_rate"), 0.0);
     EXPECT_GT(line.at("tokens_per_s"), 0.0);
