@@ -52,9 +52,9 @@ Status SetFirstValues(Engine& engine, const StressModel& model) {
 }
 
 void PrintLink(const char* name, const LinkUse& use, double step_s) {
-  std::printf("%-12s %10.4g %10.4g %10.4g %10.4g %8.3f\n", name, use.bytes * 1e-9,
-              use.bytes * 1e-9 / step_s, use.bytes * 1e-9 / use.ceiling_s, use.bound_s,
-              use.bound_s / step_s);
+  std::printf("%-12s %10.4g %10.4g %10.4g %10.4g %10.4g %8.3f\n", name, use.bytes * 1e-9,
+              use.busy_s, use.bytes * 1e-9 / use.busy_s, use.bytes * 1e-9 / use.ceiling_s,
+              use.bound_s, use.bound_s / step_s);
 }
 
 void PrintTable(const StressModel& model, const StressOptions& options, const Measured& measured,
@@ -63,14 +63,14 @@ void PrintTable(const StressModel& model, const StressOptions& options, const Me
               static_cast<double>(model.params()) * 1e-6, options.dtype.c_str(),
               static_cast<long long>(model.units), options.rule.c_str(), ranks,
               ranks == 1 ? "" : "s", static_cast<long long>(measured.steps));
-  std::printf("%-12s %10s %10s %10s %10s %8s\n", "a step's", "GB", "GB/s", "ceiling", "bound s",
-              "ratio");
+  std::printf("%-12s %10s %10s %10s %10s %10s %8s\n", "a step's", "GB", "busy s", "GB/s", "ceiling",
+              "bound s", "ratio");
   if (options.on_disk()) {
     PrintLink("disk read", measured.read, measured.step_s);
     PrintLink("disk write", measured.write, measured.step_s);
   }
   PrintLink("memory", measured.memory, measured.step_s);
-  constexpr const char* kCauses[] = {"reduce", "agreement", "update", "gather"};
+  constexpr const char* kCauses[] = {"reduce", "agreement", "disk", "update", "gather"};
   std::printf("stalls of rank 0, s:");
   for (size_t i = 0; i < measured.stall_s.size(); ++i) {
     std::printf(" %s %.4g", kCauses[i], measured.stall_s[i]);

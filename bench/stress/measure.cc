@@ -19,7 +19,8 @@ constexpr int kMemoryRounds = 7;
 
 // Of every step: seconds of the slowest rank, bytes of all.
 struct Series {
-  std::vector<double> step_s, disk_s, disk_read_s, disk_write_s, memory_s;
+  std::vector<double> step_s, read_busy_s, write_busy_s, disk_s, disk_read_s, disk_write_s,
+      memory_s;
   double read_bytes = 0.0;
   double written_bytes = 0.0;
 };
@@ -78,13 +79,15 @@ class Measurement {
     measured.step_s = Median(series_.step_s);
     measured.read_bytes = series_.read_bytes;
     measured.written_bytes = series_.written_bytes;
-    measured.memory = {ranks_.Sum(static_cast<double>(stream_->bytes())), Median(series_.memory_s),
-                       Median(series_.memory_s)};
+    measured.memory = {ranks_.Sum(static_cast<double>(stream_->bytes())), measured.step_s,
+                       Median(series_.memory_s), Median(series_.memory_s)};
     measured.bound_s = measured.memory.bound_s;
     if (replay_ != nullptr) {
       const double disk_s = Median(series_.disk_s);
-      measured.read = {series_.read_bytes / steps, disk_s, Median(series_.disk_read_s)};
-      measured.write = {series_.written_bytes / steps, disk_s, Median(series_.disk_write_s)};
+      measured.read = {series_.read_bytes / steps, Median(series_.read_busy_s), disk_s,
+                       Median(series_.disk_read_s)};
+      measured.write = {series_.written_bytes / steps, Median(series_.write_busy_s), disk_s,
+                        Median(series_.disk_write_s)};
       measured.bound_s = std::max(measured.bound_s, disk_s);
     }
     const auto max = [this](int64_t mine) {
@@ -126,21 +129,24 @@ class Measurement {
     ZH_RETURN_IF_ERROR(stats.status());
     if (!counts) return absl::OkStatus();
     series_.step_s.push_back(ranks_.Max(seconds));
+    series_.read_busy_s.push_back(BusyS(stats->disk_read_busy_ns));
+    series_.write_busy_s.push_back(BusyS(stats->disk_write_busy_ns));
     series_.read_bytes += ranks_.Sum(static_cast<double>(stats->disk_read_bytes));
     series_.written_bytes += ranks_.Sum(static_cast<double>(stats->disk_written_bytes));
     for (size_t i = 0; i < stall_ns_.size(); ++i) stall_ns_[i] += stats->stall_ns[i];
     return absl::OkStatus();
   }
 
+  double BusyS(int64_t ns) const { return ranks_.Max(static_cast<double>(ns) * kNs); }
+
   Status ReplayDisk() {
     const io::MoverCounters before = replay_->counters();
     const StatusOr<double> seconds = replay_->Run(ranks_);
     ZH_RETURN_IF_ERROR(ranks_.Agree(seconds.status()));
     const io::MoverCounters after = replay_->counters();
-    const auto busy_s = [this](int64_t ns) { return ranks_.Max(static_cast<double>(ns) * kNs); };
     series_.disk_s.push_back(ranks_.Max(*seconds));
-    series_.disk_read_s.push_back(busy_s(after.busy_read_ns - before.busy_read_ns));
-    series_.disk_write_s.push_back(busy_s(after.busy_write_ns - before.busy_write_ns));
+    series_.disk_read_s.push_back(BusyS(after.busy_read_ns - before.busy_read_ns));
+    series_.disk_write_s.push_back(BusyS(after.busy_write_ns - before.busy_write_ns));
     return absl::OkStatus();
   }
 

@@ -15,6 +15,7 @@ namespace zerohold::bench {
 // Of one step. Bytes are of all ranks, seconds those of the slowest.
 struct LinkUse {
   double bytes = 0.0;
+  double busy_s = 0.0;     // that something was under way; of memory, the step
   double bound_s = 0.0;    // for all links of a disk the same: they share it
   double ceiling_s = 0.0;  // that the link was busy within its bound
 };

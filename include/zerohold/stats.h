@@ -8,7 +8,8 @@ namespace zerohold {
 
 enum class SkipReason : uint8_t { kNone, kNonFiniteGradient };
 enum class Traffic : uint8_t { kReduceScatter, kAllGather, kCount };
-enum class Stall : uint8_t { kReduce, kAgreement, kUpdate, kGather, kCount };
+// kDisk: no record was being updated, the next one had not come or the last not gone.
+enum class Stall : uint8_t { kReduce, kAgreement, kDisk, kUpdate, kGather, kCount };
 
 constexpr const char* NameOf(SkipReason reason) {
   return reason == SkipReason::kNone ? "none" : "non-finite gradient";
@@ -29,6 +30,9 @@ struct StepStats {
   // Optimizer records from and to disk, with their headers, since the step before.
   int64_t disk_read_bytes = 0;
   int64_t disk_written_bytes = 0;
+  // Time with at least one read, one write, under way.
+  int64_t disk_read_busy_ns = 0;
+  int64_t disk_write_busy_ns = 0;
   // Stage 3: acquires of units in frames since the step before, by whether their gather was done,
   // under way, or began with the acquire; and acquires, so far, that the learned route did not
   // expect.

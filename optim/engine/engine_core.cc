@@ -129,19 +129,8 @@ void EngineCore::Handle(Event& event) {
       return;
     case Event::Kind::kAccessDone:
       return AnswerAccess(event.status);
-    case Event::Kind::kOperationDone: {
-      const Operation& operation = plan_.operations[index];
-      if (operation.operand == Operand::kRecord) return RecordDone(index, event.status);
-      --in_flight_;
-      if (fails()) return;
-      if (operation.verb == Verb::kReduceScatter) {
-        --reductions_in_flight_[operation.unit];
-        // Not for a round in which it was zero: a later one may have its frame in flight already.
-        if (added) gradient_frames_.Done(operation.unit);
-      }
-      step_.OperationDone(index);
-      return;
-    }
+    case Event::Kind::kOperationDone:
+      return OperationDone(index, added, event.status);
     case Event::Kind::kGathered:
       --in_flight_;
       --gathers_in_flight_[index];
@@ -167,6 +156,21 @@ void EngineCore::Handle(Event& event) {
     case Event::Kind::kStop:
       return;
   }
+}
+
+// `added`: this rank had gradients for it.
+void EngineCore::OperationDone(int index, bool added, const absl::Status& status) {
+  const Operation& operation = plan_.operations[index];
+  if (operation.operand == Operand::kRecord) return RecordDone(index, status);
+  --in_flight_;
+  if (!status.ok()) Fail(status);
+  if (!failed_.ok()) return;
+  if (operation.verb == Verb::kReduceScatter) {
+    --reductions_in_flight_[operation.unit];
+    // Not for a round in which it was zero: a later one may have its frame in flight already.
+    if (added) gradient_frames_.Done(operation.unit);
+  }
+  step_.OperationDone(index);
 }
 
 // For good: the ranks are no longer in step with each other.

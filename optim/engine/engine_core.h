@@ -145,6 +145,7 @@ class EngineCore : private StepActions {
   // engine_core.cc: the loop, and calls that are answered at once.
   void Loop();
   void Handle(Event& event);
+  void OperationDone(int index, bool added, const absl::Status& status);
   void HandleCall(Call& call);
   void Answer(Call& call, absl::Status status);
   absl::Status CheckAccess(const Call& call) const;
@@ -274,6 +275,7 @@ class EngineCore : private StepActions {
   int64_t in_flight_ = 0;     // collectives
   int64_t accumulating_ = 0;  // units
   int64_t moving_ = 0;        // records, from or to disk
+  int64_t updating_ = 0;      // records
   bool step_requested_ = false;
   absl::Status step_local_;  // what this rank has against the step
   absl::Status incoherent_;  // a copy was found changed at a Release

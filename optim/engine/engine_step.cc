@@ -95,8 +95,10 @@ void EngineCore::StartOperation(int index) {
 // peers wait for, and ends on all ranks alike.
 void EngineCore::StartRecord(Issue& issue, const Operation& operation) {
   ++moving_;
+  const bool update = operation.verb == Verb::kUpdate;
+  if (update && updating_++ == 0 && UsesDisk() && !applying_) Stall(Stall::kDisk);
   if (!storage_.ok()) return Moved(&issue, absl::OkStatus());
-  if (operation.verb == Verb::kUpdate) return update_stream_->Run(&RunUpdate, &issue);
+  if (update) return update_stream_->Run(&RunUpdate, &issue);
   const auto move = operation.verb == Verb::kFetch ? &Records::Fetch : &Records::Store;
   (records_.get()->*move)(operation.target, &Moved, &issue);
 }
@@ -107,8 +109,7 @@ void EngineCore::RecordDone(int index, const absl::Status& status) {
   const Operation& operation = plan_.operations[index];
   if (operation.verb == Verb::kStore) records_->Release(operation.target);
   step_.OperationDone(index);
-  const bool last_update = operation.verb == Verb::kUpdate && step_.updates_done();
-  if (last_update && !applying_) Stall(Stall::kUpdate);
+  if (operation.verb == Verb::kUpdate && --updating_ == 0 && !applying_) Stall(Stall::kUpdate);
 }
 
 // This rank's gradients of the bucket; null where it has none.
@@ -203,7 +204,9 @@ void EngineCore::Apply() {
 void EngineCore::FinishStepIfDone() {
   if (step_.state() != Step::State::kFinished) return;
   const bool gathers = layout_.config().shard_update && communicator_.size() > 1;
-  if (!applying_) Stall(gathers ? Stall::kGather : Stall::kUpdate);
+  if (!applying_) {
+    Stall(gathers ? Stall::kGather : UsesDisk() ? Stall::kDisk : Stall::kUpdate);
+  }
   for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
     const UnitId unit = layout_.spaces()[space].unit;
     const bool changed = (applying_ || stats_.applied) && agreement_.present()[space] &&
@@ -234,6 +237,8 @@ void EngineCore::AnswerStep() {
   const io::MoverCounters moved = records_->TakeMoved();
   stats_.disk_read_bytes = moved.read_bytes;
   stats_.disk_written_bytes = moved.written_bytes;
+  stats_.disk_read_busy_ns = moved.busy_read_ns;
+  stats_.disk_write_busy_ns = moved.busy_write_ns;
   stats_.route_changes = residency_.route_changes();
   Call& call = *std::exchange(step_call_, nullptr);
   call.stats = std::exchange(stats_, StepStats());

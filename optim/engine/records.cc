@@ -236,10 +236,14 @@ io::MoverCounters Records::TakeMoved() {
     const io::MoverCounters one = part->tier->counters();
     all.read_bytes += one.read_bytes;
     all.written_bytes += one.written_bytes;
+    all.busy_read_ns += one.busy_read_ns;
+    all.busy_write_ns += one.busy_write_ns;
   }
   io::MoverCounters since = all;
   since.read_bytes -= taken_.read_bytes;
   since.written_bytes -= taken_.written_bytes;
+  since.busy_read_ns -= taken_.busy_read_ns;
+  since.busy_write_ns -= taken_.busy_write_ns;
   taken_ = all;
   return since;
 }

@@ -72,7 +72,6 @@ class Step {
 
   enum class State : uint8_t { kReducing, kAgreeing, kApplying, kClosing, kFinished };
   State state() const { return state_; }
-  bool updates_done() const { return updates_left_ == 0; }
   // Nothing of this step is left to be done to the unit's parameters.
   bool Applied(UnitId unit) const { return state_ != State::kApplying || left_of_unit_[unit] == 0; }
 
