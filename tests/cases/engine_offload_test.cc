@@ -172,6 +172,9 @@ int64_t OpenFiles() { return std::ranges::distance(fs::directory_iterator("/proc
 
 // The row saves every 50 steps, which this version does not.
 TEST(OffloadCases, OFF_04) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer keeps what was freed";
+#endif
   const Folder folder;
   for (const bool disk : {false, true}) {
     int64_t resident_bytes[2] = {}, open_files[2] = {};
@@ -319,6 +322,9 @@ std::set<std::string> NamesMadeBy(const std::function<void()>& body) {
 
 // A segment of another user under a name that we once took, and two jobs at once in one folder.
 TEST(OffloadCases, OFF_16) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer starts no thread in a child of a process with threads";
+#endif
   const Folder folder;
   const EngineOptions options = OnDisk(OptionsOfStage(1), folder);
   const auto train = [&] {
