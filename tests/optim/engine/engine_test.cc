@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tests/support/ranks.h"
+#include "tests/support/seeded.h"
 #include "tests/support/trainer.h"
 
 namespace zerohold::testing {
@@ -29,18 +30,6 @@ Model ThreeUnits() {
            {"out", {"head"}, {"embedding"}}}};
 }
 
-float First(ParameterId id, int64_t i) { return std::sin(static_cast<float>(id * 1000 + i)); }
-
-// Depends on rank, values and step, through plain arithmetic.
-GradientFunction Gradient(int rank, int step) {
-  return [=](ParameterId id, std::span<const float> values, std::span<float> gradient) {
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      const auto phase = static_cast<float>((i * 7 + id * 13 + rank * 5 + step * 3) % 97);
-      gradient[i] += values[i] * 0.1f + 0.01f * (phase - 48.0f);
-    }
-  };
-}
-
 struct Recipe {
   int world = 1;
   DType dtype = DType::kFloat32;
@@ -52,10 +41,10 @@ std::vector<float> Train(const Recipe& run, const EngineOptions& options) {
   RunRanks(run.world, [&](int rank, Communicator communicator) {
     Model model = ThreeUnits();
     for (ParameterSpec& parameter : model.parameters) parameter.dtype = run.dtype;
-    Trainer trainer(options, communicator, model.parameters, model.units, First);
+    Trainer trainer(options, communicator, model.parameters, model.units, SeededValue);
     for (int step = 0; step < 5; ++step) {
       for (int i = 0; i < run.micro_batches; ++i) {
-        trainer.MicroBatch(Gradient(rank, step * 10 + i), i + 1 == run.micro_batches);
+        trainer.MicroBatch(SeededGradient(rank, step * 10 + i), i + 1 == run.micro_batches);
       }
       trainer.Step();
     }
@@ -133,10 +122,10 @@ TEST_P(EveryDType, ReproducibleSumsDoNotDependOnTheWorld) {
         RunRanks(world, [&](int rank, Communicator communicator) {
           Model model = ThreeUnits();
           for (ParameterSpec& parameter : model.parameters) parameter.dtype = GetParam();
-          Trainer trainer(options, communicator, model.parameters, model.units, First);
+          Trainer trainer(options, communicator, model.parameters, model.units, SeededValue);
           for (int step = 0; step < 3; ++step) {
             for (int i = rank; i < batches; i += world) {
-              trainer.MicroBatch(Gradient(i, step), i + world >= batches);
+              trainer.MicroBatch(SeededGradient(i, step), i + world >= batches);
             }
             trainer.Step();
           }
@@ -217,7 +206,7 @@ TEST(Engine, FramesBoundWhatIsLive) {
       parameters.push_back({name, {400000}});
       units.push_back({"unit_" + name, {name}, {}});
     }
-    Trainer trainer(options, ranks, parameters, units, First);
+    Trainer trainer(options, ranks, parameters, units, SeededValue);
     Engine& engine = trainer.engine();
     const void* const address = engine.Parameter(5).data;
     StepStats stats;
@@ -228,7 +217,7 @@ TEST(Engine, FramesBoundWhatIsLive) {
         EXPECT_EQ(trainer.Values(unit).size(), 400000u);
         ASSERT_TRUE(engine.Release(unit).ok());
       }
-      for (UnitId unit = 7; unit >= 0; --unit) trainer.Backward(unit, Gradient(rank, step));
+      for (UnitId unit = 7; unit >= 0; --unit) trainer.Backward(unit, SeededGradient(rank, step));
       stats = trainer.Step();
       EXPECT_TRUE(stats.applied);
     }

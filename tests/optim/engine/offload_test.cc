@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tests/support/ranks.h"
+#include "tests/support/seeded.h"
 #include "tests/support/trainer.h"
 
 namespace zerohold::testing {
@@ -26,17 +27,6 @@ ModelSpec Model(DType dtype) {
   for (ParameterSpec& parameter : model.parameters) parameter.dtype = dtype;
   model.parameters[3].frozen = true;
   return model;
-}
-
-float First(ParameterId id, int64_t i) { return std::sin(static_cast<float>(id * 1000 + i)); }
-
-GradientFunction Gradient(int rank, int step) {
-  return [=](ParameterId id, std::span<const float> values, std::span<float> gradient) {
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      const auto phase = static_cast<float>((i * 7 + id * 13 + rank * 5 + step * 3) % 97);
-      gradient[i] += values[i] * 0.1f + 0.01f * (phase - 48.0f);
-    }
-  };
 }
 
 EngineOptions Options(int stage) {
@@ -63,17 +53,17 @@ std::vector<float> Train(int world, DType dtype, const EngineOptions& options) {
   std::vector<float> result;
   std::mutex mutex;
   RunRanks(world, [&](int rank, const Communicator& communicator) {
-    Trainer trainer(options, communicator, Model(dtype), First);
-    for (int step = 0; step < 3; ++step) trainer.Step(Gradient(rank, step));
+    Trainer trainer(options, communicator, Model(dtype), SeededValue);
+    for (int step = 0; step < 3; ++step) trainer.Step(SeededGradient(rank, step));
     const auto infinite = [](ParameterId, std::span<const float>, std::span<float> gradient) {
       for (float& g : gradient) g = INFINITY;
     };
     EXPECT_FALSE(trainer.Step(infinite).applied);
-    trainer.Step(Gradient(rank, 4), {0, 2});
+    trainer.Step(SeededGradient(rank, 4), {0, 2});
     const std::vector<float> values(200, 0.25f);
     EXPECT_TRUE(trainer.engine().Write(1, StateKind::kMoment1, 1500, values).ok());
     trainer.WriteUnit(2, Constant(0.5f));
-    trainer.Step(Gradient(rank, 5));
+    trainer.Step(SeededGradient(rank, 5));
     std::vector<float> all;
     for (const ParameterId id : {0, 1, 2, 5}) {
       for (const StateKind state : {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2}) {
@@ -135,11 +125,11 @@ TEST_P(EveryForm, MoveChangesNoBit) {
         places[2].window = 1;
         places[3].host_budget_bytes = 9000 + 1000 * rank;
         places[3].window = 4;
-        Trainer trainer(options, communicator, Model(dtype), First);
+        Trainer trainer(options, communicator, Model(dtype), SeededValue);
         Engine& engine = trainer.engine();
         const void* const address = engine.Parameter(1).data;
         for (int step = 0; step < 5; ++step) {
-          trainer.Step(Gradient(rank, step));
+          trainer.Step(SeededGradient(rank, step));
           if (!moves || step == 4) continue;
           const Status moved = engine.Move(places[step]);
           ASSERT_TRUE(moved.ok()) << moved;
@@ -164,18 +154,18 @@ TEST_P(EveryForm, MoveChangesNoBit) {
 
 TEST(Offload, MoveIsRefusedInsideAWindowAndToNowhere) {
   RunRanks(2, [](int rank, const Communicator& communicator) {
-    Trainer trainer(Options(1), communicator, Model(DType::kFloat32), First);
+    Trainer trainer(Options(1), communicator, Model(DType::kFloat32), SeededValue);
     Engine& engine = trainer.engine();
     OffloadOptions offload = OnDisk(Options(1)).offload;
     ASSERT_TRUE(engine.BeginMicroBatch().ok());
     EXPECT_TRUE(absl::IsFailedPrecondition(engine.Move(offload)));
-    for (const UnitId unit : {2, 1, 0}) trainer.Backward(unit, Gradient(rank, 0));
+    for (const UnitId unit : {2, 1, 0}) trainer.Backward(unit, SeededGradient(rank, 0));
     trainer.Step();
     // Only one rank's folder is missing: both hear of it, and go on.
     if (rank == 1) offload.nvme_paths = {"/nowhere/at/all"};
     const Status refused = engine.Move(offload);
     EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("rank 1: "));
-    EXPECT_TRUE(trainer.Step(Gradient(rank, 1)).applied);
+    EXPECT_TRUE(trainer.Step(SeededGradient(rank, 1)).applied);
   });
 }
 
@@ -185,11 +175,11 @@ TEST(Offload, UnitsThatComeLater) {
   for (const bool disk : {false, true}) {
     EngineOptions options = disk ? OnDisk(Options(3)) : Options(3);
     options.offload.host_budget_bytes = disk ? 5000 : 0;
-    Trainer trainer(options, SelfCommunicator(), TensorsInUnits({700, 300}), First);
-    trainer.Step(Gradient(0, 0));
+    Trainer trainer(options, SelfCommunicator(), TensorsInUnits({700, 300}), SeededValue);
+    trainer.Step(SeededGradient(0, 0));
     const ModelSpec more = {{{"late", {900}, DType::kBFloat16}}, {{"later", {"late"}, {}}}};
-    ASSERT_TRUE(trainer.AddUnits(more, First).ok());
-    for (int step = 1; step < 4; ++step) trainer.Step(Gradient(0, step));
+    ASSERT_TRUE(trainer.AddUnits(more, SeededValue).ok());
+    for (int step = 1; step < 4; ++step) trainer.Step(SeededGradient(0, step));
     const std::vector<float> states = trainer.ReadStates();
     if (expected.empty()) expected = states;
     EXPECT_EQ(states, expected);
@@ -225,7 +215,7 @@ TEST(Offload, TrafficIsTheStatesOnce) {
 TEST(Offload, MemoryIsCountedWhereItIs) {
   EngineOptions options = OnDisk(Options(1));
   options.offload.window = 4;
-  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), First);
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
   const MemoryStats memory = trainer.engine().Memory();
   const int64_t elems = memory.Bytes(Tier::kNvme, MemoryKind::kMoment1) / 4;
   EXPECT_GE(elems, 37 * 11 + 3007 + 1);
@@ -252,7 +242,7 @@ TEST(Offload, ADiskThatFailsIsToldOnAllRanks) {
         Trainer trainer(options, communicator, model, Constant(0.0f));
         Status failed;
         for (int step = 0; step < 8 && failed.ok(); ++step) {
-          failed = trainer.TryStep(Gradient(rank, step)).status();
+          failed = trainer.TryStep(SeededGradient(rank, step)).status();
         }
         EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr(text)) << failed;
         EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("rank 1: "));
@@ -266,7 +256,7 @@ TEST(Offload, ADiskThatFailsIsToldOnAllRanks) {
 TEST(Offload, ALostRecordIsToldByAddUnits) {
   EngineOptions options = OnDisk(Options(1));
   options.offload.faults = "eio=1,first=2";
-  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), First);
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
   const Status lost = trainer.engine().AddUnits({{"late", {5}}}, {{"later", {"late"}, {}}});
   EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("Input/output error")) << lost;
   EXPECT_EQ(trainer.engine().Step().status(), lost);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "tests/support/ranks.h"
+#include "tests/support/seeded.h"
 #include "tests/support/trainer.h"
 
 namespace zerohold::testing {
@@ -19,17 +20,6 @@ ModelSpec Model(DType dtype) {
   for (ParameterSpec& parameter : model.parameters) parameter.dtype = dtype;
   model.units[4].uses = {"a"};
   return model;
-}
-
-float First(ParameterId id, int64_t i) { return std::sin(static_cast<float>(id * 1000 + i)); }
-
-GradientFunction Gradient(int rank, int step) {
-  return [=](ParameterId id, std::span<const float> values, std::span<float> gradient) {
-    for (size_t i = 0; i < gradient.size(); ++i) {
-      const auto phase = static_cast<float>((i * 7 + id * 13 + rank * 5 + step * 3) % 97);
-      gradient[i] += values[i] * 0.1f + 0.01f * (phase - 48.0f);
-    }
-  };
 }
 
 EngineOptions Options(int stage, bool overlap) {
@@ -62,7 +52,7 @@ std::vector<float> Train(int world, DType dtype, const EngineOptions& options) {
   RunRanks(world, [&](int rank, const Communicator& communicator) {
     const ModelSpec model = Model(dtype);
     const auto units = static_cast<int>(model.units.size());
-    Trainer trainer(options, communicator, model, First);
+    Trainer trainer(options, communicator, model, SeededValue);
     Engine& engine = trainer.engine();
     std::vector<float> seen;
     for (int step = 0; step < 6; ++step) {
@@ -73,7 +63,7 @@ std::vector<float> Train(int world, DType dtype, const EngineOptions& options) {
         const auto infinite = [&](ParameterId, std::span<const float>, std::span<float> gradient) {
           gradient[0] = INFINITY;
         };
-        trainer.Backward(unit, step == 3 ? infinite : Gradient(rank, step));
+        trainer.Backward(unit, step == 3 ? infinite : SeededGradient(rank, step));
       }
       EXPECT_EQ(trainer.Step().applied, step != 3);
       if (step == 4) {  // calls that wait for it
@@ -140,7 +130,7 @@ TEST(OverlapNextForward, ALateFaultEndsTheNextStep) {
     Trainer trainer(options, communicator, Model(DType::kFloat32), Constant(0.0f));
     Status failed;
     for (int step = 0; step < 20 && failed.ok(); ++step) {
-      failed = trainer.TryStep(Gradient(rank, step)).status();
+      failed = trainer.TryStep(SeededGradient(rank, step)).status();
     }
     EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("rank 1: ")) << failed;
     EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("nvme_paths"));
