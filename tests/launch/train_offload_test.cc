@@ -17,7 +17,6 @@ using testing::AllOf;
 using testing::EndsWith;
 using testing::Gt;
 using testing::Lt;
-using testing::MatchesRegex;
 
 using Log = std::vector<nlohmann::json>;
 
@@ -81,16 +80,15 @@ TEST(TrainOffloadOf, LogTellsTheDisksBytes) {
   }
 }
 
-// A /dev/shm of 64 MiB, and staging of twice that: each rank has its own memory instead, and one
-// line has both sizes and the mend; no signal, the same bits.
+// A /dev/shm of 64 MiB, and staging of twice that: staging asks nothing of it, so there is nothing
+// to tell; no signal, the same bits.
 TEST(OffloadCases, OFF_14_Train) {
   const DiskFolder disk;
   const Outcome outcome = RunShell(WithMounts("mount -t tmpfs -o size=64m tmpfs /dev/shm") +
                                    "sh -c '\"$@\"; ls /dev/shm' sh " + Mpirun(2) +
                                    TinyTrain(OnDisk(disk, "--window 21")));
   if (outcome.exit_code == kNoMount) GTEST_SKIP() << "cannot mount here: " << outcome.err;
-  EXPECT_THAT(outcome.err, MatchesRegex("zerohold: rank 0: .*shared memory: asked 1[0-9]{8} bytes, "
-                                        "free 6[0-9]{7} bytes on /dev/shm .*enlarge it with.*\n"));
+  EXPECT_EQ(outcome.err, "");
   // Nothing is told of what was left in /dev/shm behind the last line of the run.
   EXPECT_THAT(outcome.out, EndsWith(HashOf(TrainAndReadLog(2, Flags(""))) + "\n"));
 }
