@@ -1,5 +1,6 @@
 // The addresses that the trainer sees, and the memory under them: what stays, and the frames that
-// come and go. What is made at one time is one slice of the node's shared segment.
+// come and go. What is made at one time is one slice of the node's shared segment, but for staging,
+// which no peer reads.
 #pragma once
 
 #include <absl/status/statusor.h>
