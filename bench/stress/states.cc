@@ -23,8 +23,8 @@ StatusOr<HeldStates> StatesOf(const StressModel& model, const EngineOptions& opt
   HeldStates held;
   held.elem_bytes = kernels::MasterBytes({.copy = model.dtype, .master = options.master}) +
                     (plan.moment1 ? 4 : 0) + (plan.moment2 ? 4 : 0);
-  held.slots = plan.slots;
-  held.slot_bytes = plan.slot_bytes;
+  held.slots = plan.placement.record_slots.slots;
+  held.slot_bytes = plan.placement.record_slots.slot_bytes;
   for (const layout::Record& record : layout.records()) {
     held.elems += record.elems;
     held.record_bytes.push_back(record.elems * held.elem_bytes);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -89,9 +90,20 @@ struct OffloadOptions {
   // Bytes of optimizer states that this rank keeps in host memory when there are nvme_paths; the
   // first records of the model. >= 0
   int64_t host_budget_bytes = 0;
+  // The same of its shards of parameters (stage 3; what is not frozen, in units that come in
+  // frames) and of reduced gradients (stages 2 and 3; running sums stay in memory): the first units
+  // of the model, each whole. Set at Create, not by Move. Parameters on disk are read again for
+  // each gather, gradients written and read once a step. >= 0
+  int64_t host_parameters_bytes = kAllBytes;
+  int64_t host_gradients_bytes = kAllBytes;
+  static constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
+  // For benches of storage alone: parameters beyond host_parameters_bytes are thrown away instead
+  // of written, and units can be acquired for kBackward and kWrite alone, where their values mean
+  // nothing. 16-bit types with an fp32 master.
+  bool drop_parameters = false;
   // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
-  // record_elems elements of all states. 0 takes 8, or as many as 48 MiB hold, but at least 3. More
-  // hides longer latencies.
+  // record_elems elements of all states, of gradients and parameters too where those may rest on
+  // disk. 0 takes 8, or as many as 44 MiB hold, but at least 3. More hides longer latencies.
   int window = 0;
   // Fail where staging memory cannot be locked; else that is said once.
   bool require_pinned = false;

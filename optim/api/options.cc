@@ -98,6 +98,27 @@ Status CheckMemory(const EngineOptions& options) {
   return absl::OkStatus();
 }
 
+// What may go to disk is what comes in frames.
+Status CheckPlaces(const EngineOptions& options) {
+  const OffloadOptions& offload = options.offload;
+  const auto check = [&](const char* field, bool set, int stage) -> Status {
+    if (!set) return absl::OkStatus();
+    if (options.zero_stage < stage) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " is set, but at zero_stage ", options.zero_stage,
+                       " that memory stays; give zero_stage ", stage, " or more, or leave it"));
+    }
+    if (!offload.nvme_paths.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " is set, but there are no nvme_paths for the rest; give some"));
+  };
+  const bool parameters = offload.host_parameters_bytes != OffloadOptions::kAllBytes;
+  const bool gradients = offload.host_gradients_bytes != OffloadOptions::kAllBytes;
+  ZH_RETURN_IF_ERROR(check("offload.host_parameters_bytes", parameters, 3));
+  ZH_RETURN_IF_ERROR(check("offload.drop_parameters", offload.drop_parameters, 3));
+  return check("offload.host_gradients_bytes", gradients, 2);
+}
+
 }  // namespace
 
 Status GroupOptions::Validate(UpdateRule rule) const {
@@ -138,6 +159,12 @@ Status OffloadOptions::Validate() const {
     if (path.empty()) return Bad("nvme_paths", "an empty path", "folders on local disks");
   }
   if (host_budget_bytes < 0) return Bad("host_budget_bytes", host_budget_bytes, "0 or more");
+  if (host_parameters_bytes < 0) {
+    return Bad("host_parameters_bytes", host_parameters_bytes, "0 or more");
+  }
+  if (host_gradients_bytes < 0) {
+    return Bad("host_gradients_bytes", host_gradients_bytes, "0 or more");
+  }
   if (window < 0 || window > 4096) return Bad("window", window, "0 (by itself) to 4096");
   if (io_engine > IoEngine::kThreads) {
     return Bad("io_engine", static_cast<int>(io_engine), "a value of IoEngine");
@@ -162,6 +189,7 @@ Status EngineOptions::Validate() const {
   ZH_RETURN_IF_ERROR(Under("loss_scale", loss_scale.Validate()));
   ZH_RETURN_IF_ERROR(CheckMemory(*this));
   ZH_RETURN_IF_ERROR(Under("offload", offload.Validate()));
+  ZH_RETURN_IF_ERROR(CheckPlaces(*this));
   if (!AtLeastZero(clip_grad_norm)) {
     return Bad("clip_grad_norm", clip_grad_norm, "0 (off) or more, finite");
   }

@@ -60,9 +60,14 @@ std::string DescribeGroup(const GroupOptions& group) {
       group.momentum, group.nesterov);
 }
 
-// Folders, budgets and windows are each rank's own.
+// Folders, budgets and windows are each rank's own, but not whether there are some.
 std::string DescribeOffload(const OffloadOptions& offload) {
-  return absl::StrCat("offload.nvme_paths: ", offload.nvme_paths.empty() ? "none" : "some", "\n");
+  const auto budget = [](int64_t bytes) {
+    return bytes == OffloadOptions::kAllBytes ? "all" : "some";
+  };
+  return absl::StrCat("offload.nvme_paths: ", offload.nvme_paths.empty() ? "none" : "some",
+                      "\noffload.host_parameters_bytes: ", budget(offload.host_parameters_bytes),
+                      "\noffload.drop_parameters: ", offload.drop_parameters, "\n");
 }
 
 std::string DescribeOptions(const EngineOptions& options) {

@@ -93,12 +93,14 @@ void EngineCore::Loop() {
     Handle(event);
     if (failed_.ok()) {
       do {
+        TakeVerdictIfQuiet();
         RequestStepIfReady();
         step_.Pump();
         FinishStepIfDone();
       } while (TakeHeldCall());
       PostGathers();
       AnswerAcquireIfReady();
+      PostAccessIfQuiet();
     }
     AnswerQuiesceIfQuiet();
     // A step that was answered is done: peers count on this rank's part of it.
@@ -133,6 +135,7 @@ void EngineCore::Handle(Event& event) {
       return OperationDone(index, added, event.status);
     case Event::Kind::kGathered:
       --in_flight_;
+      --gathering_;
       --gathers_in_flight_[index];
       fails();
       return;
@@ -145,7 +148,7 @@ void EngineCore::Handle(Event& event) {
       if (last) step_.UnitReady(index);
       return;
     case Event::Kind::kAgreementDone:
-      if (!fails()) TakeVerdict();
+      agreed_ = !fails();
       return;
     case Event::Kind::kBlamed:
       if (!fails()) Skip();
@@ -161,7 +164,7 @@ void EngineCore::Handle(Event& event) {
 // `added`: this rank had gradients for it.
 void EngineCore::OperationDone(int index, bool added, const absl::Status& status) {
   const Operation& operation = plan_.operations[index];
-  if (operation.operand == Operand::kRecord) return RecordDone(index, status);
+  if (OfRecord(operation)) return RecordDone(index, status);
   --in_flight_;
   if (!status.ok()) Fail(status);
   if (!failed_.ok()) return;
@@ -239,17 +242,25 @@ void EngineCore::HandleCall(Call& call) {
     case Call::Kind::kWrite:
       if (call.status.ok()) call.status = CheckAccess(call);
       access_call_ = &call;
-      executor_->Post({&RunAccess, this, 0});
+      access_due_ = true;
       return;
     case Call::Kind::kExtend:
       call.status = CheckExtend();
       access_call_ = &call;
-      executor_->Post({&RunExtend, this, 0});
+      access_due_ = true;
       return;
     case Call::Kind::kQuiesce:
       quiesce_call_ = &call;
       return;
   }
+}
+
+// Both touch what gathers that were sent ahead read.
+void EngineCore::PostAccessIfQuiet() {
+  if (!access_due_ || gathering_ > 0) return;
+  access_due_ = false;
+  const bool extends = access_call_->kind == Call::Kind::kExtend;
+  executor_->Post({extends ? &RunExtend : &RunAccess, this, 0});
 }
 
 // What is acquired changes under nobody: at stage 3 the trainer would go on with the old values.

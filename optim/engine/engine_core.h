@@ -30,7 +30,9 @@
 #include "optim/engine/call.h"
 #include "optim/engine/coherence.h"
 #include "optim/engine/consistency.h"
+#include "optim/engine/copy_reader.h"
 #include "optim/engine/gradient_frames.h"
+#include "optim/engine/gradient_spill.h"
 #include "optim/engine/loss_scaler.h"
 #include "optim/engine/model_memory.h"
 #include "optim/engine/records.h"
@@ -95,6 +97,7 @@ class EngineCore : private StepActions {
     int64_t round = 0;
     float divisor = 1.0f;
     bool last = true;  // nothing comes after it in this round
+    CopyReader::Reading reading{};
   };
 
   struct Event {
@@ -129,6 +132,7 @@ class EngineCore : private StepActions {
   absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
   absl::Status CreateRecords(const EngineCore* before);
+  std::span<std::byte> Staging(int64_t begin, int64_t bytes) const;
   absl::Status CheckFrames() const;
   std::vector<memory::FaultMap::Entry> FaultEntries() const;
   void Start();
@@ -162,6 +166,7 @@ class EngineCore : private StepActions {
   absl::Status CheckLimit() const;
   void BeginRoundOf(bool last);
   void Acquire(Call& call);
+  absl::Status CheckKept(const Call& call) const;
   absl::Status AcquireParameters(UnitId unit, AcquireMode mode);
   absl::Status AcquireGradients(std::span<const UnitId> begins);
   bool MakeGradientRoom(UnitId unit);
@@ -191,6 +196,8 @@ class EngineCore : private StepActions {
   absl::Status CheckCopies(const char* call) const;
   void RequestStepIfReady();
   float Divisor(int32_t space) const;
+  void TakeVerdictIfQuiet();
+  void PostAccessIfQuiet();
   void TakeVerdict();
   void Apply();
   void Skip();
@@ -218,7 +225,10 @@ class EngineCore : private StepActions {
   absl::Status Collective(const Issue& issue);
   absl::Status ReduceScatter(const Issue& issue, const layout::Bucket& bucket);
   absl::Status AllGather(const Operation& operation, const layout::Bucket& bucket);
-  absl::Status GatherUnit(const Issue& issue);
+  absl::Status GatherUnit(Issue& issue);
+  void FillHeld(int32_t space, const layout::Bucket& bucket, std::byte* to) const;
+  bool CopiesMayBeAway() const;
+  bool Spills(int32_t space) const;
   absl::Status Agree();
   absl::Status AgreeOver(int index, absl::Status* refused);
   absl::Status Access(Call& call);
@@ -272,7 +282,10 @@ class EngineCore : private StepActions {
   Call* held_call_ = nullptr;  // waiting for the step that was answered to be done
   bool applying_ = false;      // a step that was answered goes on
   bool stopping_ = false;
+  bool agreed_ = false;       // the verdict waits for gathers that read what it may change
+  bool access_due_ = false;   // so does the access call
   int64_t in_flight_ = 0;     // collectives
+  int64_t gathering_ = 0;     // those of them that gather units
   int64_t accumulating_ = 0;  // units
   int64_t moving_ = 0;        // records, from or to disk
   int64_t updating_ = 0;      // records
@@ -313,9 +326,13 @@ class EngineCore : private StepActions {
   std::vector<layout::Range> gather_shards_;
   std::vector<comm::Piece> gather_pieces_;
 
-  std::unique_ptr<Records> records_;  // ends before the queue that its I/O tells
+  absl::Status spilled_;  // of gradients that the agreement's thread found lost
+
+  std::unique_ptr<Records> records_;               // ends before the queue that its I/O tells
+  std::unique_ptr<GradientSpill> gradient_spill_;  // null: no gradients go to disk
   std::unique_ptr<UpdateSite> update_site_;
   std::unique_ptr<device::Device> device_;
+  std::unique_ptr<CopyReader> copy_reader_;  // null: no parameters come from disk
   std::unique_ptr<device::Stream> update_stream_;
   std::unique_ptr<comm::Executor> executor_;
   std::unique_ptr<comm::Executor> own_gather_executor_;

@@ -27,6 +27,12 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
       return absl::InvalidArgumentError(
           bad("group is ", parameter.group, ", but options.groups has ", groups));
     }
+    const bool whole =
+        parameter.dtype != DType::kFloat32 && input.options.master == MasterForm::kFloat32;
+    if (input.options.offload.drop_parameters && !parameter.frozen && !whole) {
+      return absl::InvalidArgumentError(
+          bad("offload.drop_parameters needs an fp32 master beside a 16-bit copy; leave it false"));
+    }
     if (!(parameter.norm_weight > 0.0 && parameter.norm_weight <= 1.0)) {
       return absl::InvalidArgumentError(
           bad("norm_weight is ", parameter.norm_weight, "; give more than 0 and at most 1"));
@@ -163,7 +169,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       sent_bytes_(instruments_->sent_bytes),
       trace_(instruments_->trace),
       memory_plan_(MakeMemoryPlan(input_.options, layout_, input_.units)),
-      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0, memory_plan_.fetched)),
+      plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0, memory_plan_.placement)),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
       window_(input_.units, FreshEachMicroBatch()),
@@ -171,7 +177,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       gradient_frames_(layout_, memory_plan_.gradient_frame_bytes),
       coherence_(layout_),
       step_(plan_, static_cast<int>(input_.units.size()),
-            {.window = memory_plan_.slots,
+            {.window = memory_plan_.placement.record_slots.slots,
              .closing = UsesDisk() && !input_.options.overlap_next_forward},
             *this),
       agreement_(layout_),
@@ -232,7 +238,8 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
                                           before == nullptr ? nullptr : before->memory_.get(),
                                           {&ledger_, input_.options.notice}));
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CreateRecords(before)));
-  access_ = std::make_unique<StateAccess>(layout_, *memory_, *records_, input_.options.master);
+  access_ = std::make_unique<StateAccess>(layout_, *memory_, *records_, input_.options.master,
+                                          memory_plan_.placement);
   fault_map_ = std::make_unique<memory::FaultMap>(FaultEntries());
   const bool said = before != nullptr && !before->memory_->arenas().parameter_frames->moves();
   if (!memory_->arenas().parameter_frames->moves() && communicator_.rank() == 0 && !said) {
@@ -256,11 +263,8 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
 
 absl::Status EngineCore::CreateRecords(const EngineCore* before) {
   const bool move = before != nullptr && before->layout_.arenas().size() == layout_.arenas().size();
-  std::span<std::byte> staging;
-  if (memory_plan_.slots > 0) {
-    staging = {reinterpret_cast<std::byte*>(memory_->arenas().staging->base()),
-               static_cast<size_t>(memory_plan_.staging_bytes())};
-  }
+  const Placement& placement = memory_plan_.placement;
+  const std::span<std::byte> staging = Staging(0, placement.staging_bytes());
   const absl::Status pinned = staging::Pin(staging);
   if (before == nullptr || before->memory_->arenas().staging != memory_->arenas().staging) {
     if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
@@ -274,8 +278,30 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                                  .pinned = pinned.ok(),
                                  .before = before == nullptr ? nullptr : before->records_.get(),
                                  .move = move,
+                                 .timeout_s = input_.options.communication_timeout_s,
                                  .books = {&ledger_, input_.options.notice}}));
+  const SlotPlan& gradients = placement.gradient_slots;
+  const SlotPlan& copies = placement.copy_slots;
+  const int64_t begin = placement.record_slots.bytes();
+  if (gradients.slots > 0) {
+    ZH_ASSIGN_OR_RETURN(gradient_spill_,
+                        GradientSpill::Create(layout_, *records_, Staging(begin, gradients.bytes()),
+                                              gradients, &ledger_));
+  }
+  device_ = device::CreateCpuDevice();
+  if (copies.slots > 0) {
+    const std::span<std::byte> its = Staging(begin + gradients.bytes(), copies.bytes());
+    copy_reader_ = std::make_unique<CopyReader>(
+        CopyReader::Input{layout_, placement, *records_, its, *device_});
+  }
   return absl::OkStatus();
+}
+
+// A part of what moves between tiers.
+std::span<std::byte> EngineCore::Staging(int64_t begin, int64_t bytes) const {
+  if (bytes == 0) return {};
+  return {reinterpret_cast<std::byte*>(memory_->arenas().staging->base()) + begin,
+          static_cast<size_t>(bytes)};
 }
 
 // What a touch of a unit that is away means, parameter by parameter.
@@ -344,7 +370,6 @@ void EngineCore::Start() {
   }
   const bool any_thread = AnyThread(input_);
   for (size_t unit = 0; unit < input_.units.size(); ++unit) Remember(static_cast<UnitId>(unit));
-  device_ = device::CreateCpuDevice();
   update_stream_ = device_->CreateStream("update");
   executor_ = std::make_unique<comm::Executor>(any_thread);
   gather_executor_ = executor_.get();

@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "optim/engine/engine_core.h"
@@ -23,6 +24,19 @@ std::string Describe(const Addition& addition, int communicator) {
   }
   if (addition.offload) absl::StrAppend(&text, DescribeOffload(*addition.offload));
   return text;
+}
+
+// Parameters and gradients stay where Create has put them.
+absl::Status CheckMove(const OffloadOptions& before, const OffloadOptions& after) {
+  const auto away = [](const OffloadOptions& offload) {
+    return std::tuple(offload.host_parameters_bytes, offload.host_gradients_bytes,
+                      offload.drop_parameters);
+  };
+  const bool some = away(before) != away(OffloadOptions());
+  if (away(before) == away(after) && !(some && after.nvme_paths.empty())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "Move: host_parameters_bytes, host_gradients_bytes and drop_parameters stay what Create was "
+      "given, and with them some nvme_paths; only optimizer states move");
 }
 
 absl::Status CompareOverRanks(const EngineCore::Input& input, const Addition& addition) {
@@ -87,6 +101,9 @@ absl::Status EngineCore::BuildSuccessor(const Call& call) {
 
   absl::Status status = call.status;
   if (status.ok()) status = input.options.Validate();
+  if (status.ok() && addition.offload) {
+    status = CheckMove(input_.options.offload, *addition.offload);
+  }
   absl::StatusOr<layout::Layout> layout(absl::UnknownError("not planned"));
   if (status.ok()) {
     layout = Plan(input, std::move(generations));

@@ -76,7 +76,7 @@ float EngineCore::Divisor(int32_t space) const {
 void EngineCore::StartOperation(int index) {
   const Operation& operation = plan_.operations[index];
   Issue& issue = NewIssue(index);
-  if (operation.operand == Operand::kRecord) return StartRecord(issue, operation);
+  if (OfRecord(operation)) return StartRecord(issue, operation);
   ++in_flight_;
   issue.round = std::max<int64_t>(1, window_.micro_batches()) - 1;
   issue.divisor = Divisor(operation.space);
@@ -99,7 +99,9 @@ void EngineCore::StartRecord(Issue& issue, const Operation& operation) {
   if (update && updating_++ == 0 && UsesDisk() && !applying_) Stall(Stall::kDisk);
   if (!storage_.ok()) return Moved(&issue, absl::OkStatus());
   if (update) return update_stream_->Run(&RunUpdate, &issue);
-  const auto move = operation.verb == Verb::kFetch ? &Records::Fetch : &Records::Store;
+  const auto fetch =
+      operation.operand == Operand::kRecord ? &Records::Fetch : &Records::FetchGradient;
+  const auto move = operation.verb == Verb::kFetch ? fetch : &Records::Store;
   (records_.get()->*move)(operation.target, &Moved, &issue);
 }
 
@@ -135,6 +137,14 @@ void EngineCore::StartAgreement() {
   Stall(Stall::kReduce);
   if (!storage_.ok()) step_local_ = storage_;
   executor_->Post({&RunAgreement, this, 0});
+}
+
+// Gathers that were sent ahead, and whose result will be thrown away, read what comes now changes.
+void EngineCore::TakeVerdictIfQuiet() {
+  if (!agreed_ || gathering_ > 0) return;
+  agreed_ = false;
+  storage_.Update(spilled_);
+  TakeVerdict();
 }
 
 void EngineCore::TakeVerdict() {

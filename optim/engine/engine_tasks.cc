@@ -39,18 +39,26 @@ absl::Status EngineCore::ReduceScatter(const Issue& issue, const layout::Bucket&
   const SpaceMemory& memory = memory_->space(bucket.space);
   CutShards(bucket, shards_);
   PointSumsAt(bucket);
+  const auto landed = [&](absl::Status status) {
+    if (status.ok() && Spills(bucket.space)) gradient_spill_->Land(bucket);
+    return status;
+  };
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
-  return CommunicatorOf(bucket.space)
-      .ReduceScatter(
-          {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
-          {.addends = issue.addends,
-           .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
-           .shards = shards_,
-           .weights = weighted ? std::span<const float>(weights_[space.communicator].of_ranks)
-                               : std::span<const float>(),
-           .sums = {.levels = levels_, .round = issue.round},
-           .mean = MeanOf(bucket, issue.divisor)});
+  return landed(
+      CommunicatorOf(bucket.space)
+          .ReduceScatter(
+              {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
+              {.addends = issue.addends,
+               .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
+               .shards = shards_,
+               .weights = weighted ? std::span<const float>(weights_[space.communicator].of_ranks)
+                                   : std::span<const float>(),
+               .sums = {.levels = levels_, .round = issue.round},
+               .mean = MeanOf(bucket, issue.divisor)}));
 }
+
+// Its reduced gradients go to disk.
+bool EngineCore::Spills(int32_t space) const { return memory_plan_.placement.gradients[space]; }
 
 comm::Communicator& EngineCore::CommunicatorOf(int32_t space) const {
   return *input_.communicators[layout_.spaces()[space].communicator];
@@ -89,7 +97,8 @@ comm::Mean EngineCore::MeanOf(const layout::Bucket& bucket, float divisor) {
   const Array& result = memory_->space(bucket.space).result;
   const layout::Range shard = layout_.OwnShardOf(bucket);
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
-  return {.out = result.At(shard.begin, HeldIndex(bucket, shard)),
+  return {.out = Spills(bucket.space) ? gradient_spill_->shard()
+                                      : result.At(shard.begin, HeldIndex(bucket, shard)),
           .dtype = result.dtype,
           .rounded_to = weighted ? DType::kFloat32 : space.dtype,
           .divisor = weighted ? static_cast<float>(weights_[space.communicator].sum) : divisor,
@@ -123,7 +132,9 @@ void EngineCore::RunGather(void* context, int64_t) {
 
 // Brings a unit's parameters into its frame: the own shards from where they are held, the others'
 // from them.
-absl::Status EngineCore::GatherUnit(const Issue& issue) {
+absl::Status EngineCore::GatherUnit(Issue& issue) {
+  absl::Status read;
+  if (copy_reader_ != nullptr) read = copy_reader_->Wait(&issue.reading);
   const layout::UnitPlace& unit = layout_.units()[issue.index];
   const std::string_view name = input_.units[issue.index].name;
   for (int i = unit.first_space; i < unit.last_space; ++i) {
@@ -133,9 +144,7 @@ absl::Status EngineCore::GatherUnit(const Issue& issue) {
     for (int64_t b = space.first_bucket; b < space.first_bucket + space.bucket_count; ++b) {
       const layout::Bucket bucket = layout_.BucketAt(b);
       const layout::Range held = layout_.HeldOf(bucket);
-      // Not memcpy: a rank that holds nothing of the space has no array to point at.
-      std::copy_n(memory_->space(i).copy.At(held.begin, layout_.HeldBegin(bucket)),
-                  held.size() * elem_bytes, copy + held.begin * elem_bytes);
+      FillHeld(i, bucket, copy + held.begin * elem_bytes);
       CutShards(bucket, gather_shards_);
       gather_pieces_.clear();
       for (size_t rank = 0; rank < gather_shards_.size(); ++rank) {
@@ -147,8 +156,30 @@ absl::Status EngineCore::GatherUnit(const Issue& issue) {
                                                            gather_pieces_));
     }
     coherence_.Remember(i, copy);
+    // All took part, and none goes on with what one could not read.
+    if (CopiesMayBeAway()) ZH_RETURN_IF_ERROR(comm::Agree(GatherCommunicatorOf(i), read));
   }
   return absl::OkStatus();
+}
+
+// This rank's shard of a bucket, unless it came from disk.
+void EngineCore::FillHeld(int32_t space, const layout::Bucket& bucket, std::byte* to) const {
+  const Array& copy = memory_->space(space).copy;
+  const layout::Range held = layout_.HeldOf(bucket);
+  const int64_t bytes = held.size() * SizeOf(copy.dtype);
+  const Placement& placement = memory_plan_.placement;
+  if (!placement.copies[space]) {
+    // Not memcpy: a rank that holds nothing of the space has no array to point at.
+    std::copy_n(copy.At(held.begin, layout_.HeldBegin(bucket)), bytes, to);
+  } else if (placement.drop_copies) {
+    std::fill_n(to, bytes, std::byte{0});
+  }
+}
+
+// The same on all ranks, whatever each has where.
+bool EngineCore::CopiesMayBeAway() const {
+  const OffloadOptions& offload = input_.options.offload;
+  return !offload.nvme_paths.empty() && offload.host_parameters_bytes != OffloadOptions::kAllBytes;
 }
 
 // Every rank's weight of the micro-batch, so that each can multiply what it gets from the others.
@@ -180,6 +211,8 @@ void EngineCore::RunAgreement(void* self, int64_t) {
 // The engine thread waits for this and touches none of it meanwhile. What the ranks have against
 // the step goes into refusal_, the same on all of them; only a failed collective is an error here.
 absl::Status EngineCore::Agree() {
+  if (gradient_spill_ != nullptr) spilled_ = gradient_spill_->Drain();
+  if (!spilled_.ok()) step_local_ = spilled_;
   for (Weights& weights : weights_) weights.sum = 0.0;  // what they divide is finished
   agreement_.Begin(window_.AnyPresent());
   for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
@@ -246,11 +279,15 @@ void EngineCore::RunBlame(void* self, int64_t) {
 absl::Status EngineCore::Blame() {
   const auto count = static_cast<int64_t>(input_.parameters.size());
   int64_t first = count;
+  absl::Status read;
   for (int64_t id = 0; id < count && first == count; ++id) {
     if (input_.parameters[id].frozen) continue;
     const layout::Layout::Place place = layout_.PlaceOf(static_cast<ParameterId>(id));
-    if (!access_->GradientFinite(place.space, place.range)) first = id;
+    const absl::StatusOr<bool> finite = access_->GradientFinite(place.space, place.range);
+    if (!finite.value_or(false)) first = id;  // a record that is lost ends the engine below
+    read.Update(finite.status());
   }
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, read));
   int64_t negated = -first;
   ZH_RETURN_IF_ERROR(communicator_.AllReduce({"blame"}, {}, {&negated, 1}, {}));
   // Ranks of different communicators know different parameters: one that has it says its name.

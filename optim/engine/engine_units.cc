@@ -68,6 +68,7 @@ void EngineCore::Acquire(Call& call) {
   begins_.clear();
   gathers_.clear();
   absl::Status status = window_.CheckAcquire(call.unit, call.mode, &begins_);
+  if (status.ok()) status = CheckKept(call);
   if (status.ok()) status = AcquireParameters(call.unit, call.mode);
   if (status.ok()) {
     status = AcquireGradients(begins_);
@@ -80,6 +81,14 @@ void EngineCore::Acquire(Call& call) {
   window_.Acquire(call.unit, call.mode);
   Prefetch();
   acquire_call_ = &call;
+}
+
+absl::Status EngineCore::CheckKept(const Call& call) const {
+  const bool reads = call.mode == AcquireMode::kForward || call.mode == AcquireMode::kEvaluate;
+  if (!reads || !memory_plan_.placement.drop_copies) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("Acquire of unit ", input_.units[call.unit].name,
+                   ": offload.drop_parameters throws parameters away; leave it false"));
 }
 
 absl::Status EngineCore::AcquireParameters(UnitId unit, AcquireMode mode) {
@@ -253,6 +262,7 @@ void EngineCore::IssueGathers() {
                   gather.extent.offset;
     ++gathers_in_flight_[gather.unit];
     ++in_flight_;
+    ++gathering_;
     waiting_gathers_.push_back(&issue);
   }
   gathers_.clear();
@@ -264,7 +274,9 @@ void EngineCore::PostGathers() {
   const auto waits = [this](const Issue* issue) { return !step_.Applied(issue->index); };
   const auto first = std::ranges::find_if(waiting_gathers_, waits);
   for (auto ready = waiting_gathers_.begin(); ready != first; ++ready) {
-    gather_executor_->Post({&RunGather, *ready, 0});
+    Issue& issue = **ready;
+    if (copy_reader_ != nullptr) copy_reader_->Enqueue(issue.index, issue.frame, &issue.reading);
+    gather_executor_->Post({&RunGather, &issue, 0});
   }
   waiting_gathers_.erase(waiting_gathers_.begin(), first);
 }

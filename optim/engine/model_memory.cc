@@ -6,7 +6,6 @@
 #include <functional>
 #include <span>
 
-#include "offload/tiers/nvme_tier.h"
 #include "optim/engine/window.h"
 #include "optim/kernels/masters.h"
 #include "optim/kernels/update.h"
@@ -53,34 +52,6 @@ int64_t FrameBytes(int64_t asked, int64_t largest, const std::vector<int64_t>& n
   return most > largest ? most + 2 * largest : 2 * largest;
 }
 
-// Of all states of an element that rests on disk; the same for every dtype, so that units that come
-// later fit the slots that are there.
-int64_t StateBytes(const MemoryPlan& plan) {
-  const int64_t master = kernels::MasterBytes({.copy = DType::kBFloat16, .master = plan.master});
-  return master + (plan.moment1 ? 4 : 0) + (plan.moment2 ? 4 : 0);
-}
-
-// Host memory takes the first records, as far as its budget goes.
-void PlaceRecords(const EngineOptions& options, const layout::Layout& layout, MemoryPlan& plan) {
-  const OffloadOptions& offload = options.offload;
-  plan.fetched.assign(layout.records().size(), false);
-  const int64_t state_bytes = StateBytes(plan);
-  if (offload.nvme_paths.empty() || state_bytes == 0) return;
-  int64_t left_bytes = offload.host_budget_bytes;
-  for (size_t i = 0; i < plan.fetched.size(); ++i) {
-    const layout::Record& record = layout.records()[i];
-    const int64_t bytes = record.elems * state_bytes;
-    plan.fetched[i] = bytes > left_bytes;
-    left_bytes = plan.fetched[i] ? 0 : left_bytes - bytes;
-  }
-  constexpr int64_t kStagingBytes = int64_t{48} << 20;
-  const int64_t payload_bytes[] = {layout.config().record_elems * state_bytes};
-  plan.slot_bytes = tiers::NvmeTier::SlotBytes(payload_bytes);
-  plan.slots = offload.window > 0
-                   ? offload.window
-                   : static_cast<int>(std::clamp<int64_t>(kStagingBytes / plan.slot_bytes, 3, 8));
-}
-
 }  // namespace
 
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
@@ -108,7 +79,7 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
                                           layout.max_framed_parameter_bytes(), needs.parameters);
   plan.gradient_frame_bytes = FrameBytes(options.max_live_gradients_bytes,
                                          layout.max_framed_gradient_bytes(), needs.gradients);
-  PlaceRecords(options, layout, plan);
+  plan.placement = Place(options, layout, plan.sum_levels == 0);
   return plan;
 }
 
@@ -131,11 +102,11 @@ absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communica
                                                                  const ModelMemory* before,
                                                                  MemoryBooks books) {
   std::unique_ptr<ModelMemory> memory(new ModelMemory(layout, before));
-  ZH_ASSIGN_OR_RETURN(
-      memory->arenas_,
-      CreateArenas(communicator, layout,
-                   {plan.parameter_frame_bytes, plan.gradient_frame_bytes, plan.staging_bytes()},
-                   memory->arenas_, books));
+  ZH_ASSIGN_OR_RETURN(memory->arenas_,
+                      CreateArenas(communicator, layout,
+                                   {plan.parameter_frame_bytes, plan.gradient_frame_bytes,
+                                    plan.placement.staging_bytes()},
+                                   memory->arenas_, books));
   const size_t first = before == nullptr ? 0 : before->spaces_.size();
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, memory->Allocate(first, plan, books.ledger)));
   return memory;
@@ -168,7 +139,7 @@ absl::Status ModelMemory::Allocate(size_t first, const MemoryPlan& plan, memory:
     memory.copy.dtype = space.dtype;
     memory.copy.held = unit.parameters_framed;
     if (unit.parameters_framed) {
-      copies.Add(held_bytes, &memory.copy.base);
+      if (!plan.placement.copies[i]) copies.Add(held_bytes, &memory.copy.base);
     } else {
       memory.copy.base = ParameterAddress(static_cast<int32_t>(i));
     }
@@ -181,7 +152,9 @@ absl::Status ModelMemory::Allocate(size_t first, const MemoryPlan& plan, memory:
     if (HasFullSums(space.unit))
       gradients.Add(space.elems * SizeOf(DType::kFloat32), &memory.full_sum.base);
     memory.result.held = unit.gradients_framed && plan.sum_levels == 0;
-    if (memory.result.held) gradients.Add(held_bytes, &memory.result.base);
+    if (memory.result.held && !plan.placement.gradients[i]) {
+      gradients.Add(held_bytes, &memory.result.base);
+    }
   }
   ZH_RETURN_IF_ERROR(copies.Allocate(MemoryKind::kParameters, ledger, buffers_));
   ZH_RETURN_IF_ERROR(gradients.Allocate(MemoryKind::kGradients, ledger, buffers_));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "optim/engine/arenas.h"
+#include "optim/engine/placement.h"
 #include "src/layout/layout.h"
 #include "src/memory/host_buffer.h"
 #include "zerohold/options.h"
@@ -33,9 +34,13 @@ struct Array {
 };
 
 struct SpaceMemory {
-  Array copy;      // compute copy: of all, or of what is held where units come in frames
+  // Compute copy: of all, or of what is held where units come in frames; null where it rests on
+  // disk.
+  Array copy;
   Array gradient;  // what the trainer adds to; null where it comes in frames
-  Array result;    // reduced gradient: this rank's shards are valid (all, after a gather)
+  // Reduced gradient: this rank's shards are valid (all, after a gather); null where it rests on
+  // disk.
+  Array result;
   Array full_sum;  // fp32 sums of this rank's own micro-batches, in full
   // fp32 running sums of reduced micro-batches; more than one level for the pairwise tree over
   // rounds.
@@ -53,10 +58,7 @@ struct MemoryPlan {
   bool sums_in_place = false;  // gradients are their own sums: any number of micro-batches
   int64_t parameter_frame_bytes = 0;
   int64_t gradient_frame_bytes = 0;
-  std::vector<bool> fetched;  // by record: whether it rests on disk; host memory is filled first
-  int64_t slot_bytes = 0;     // of staging, one for a record under way
-  int slots = 0;
-  int64_t staging_bytes() const { return slots * slot_bytes; }
+  Placement placement;
 };
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
                           std::span<const UnitSpec> units);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <future>
+#include <tuple>
 #include <utility>
 
 #include "offload/io/backends.h"
@@ -40,12 +41,35 @@ absl::StatusOr<std::unique_ptr<io::IoBackend>> CreateBackend(const OffloadOption
   return io::CreateFaultyBackend(std::move(backend), io::ParseFaultSpec(options.faults).value());
 }
 
+// Sections that an update makes anew, what it works from besides, and all that a reader of states
+// needs.
+constexpr Section kWritten[] = {Section::kStates, Section::kCopy};
+constexpr Section kReduced[] = {Section::kGradient};
+
+// One of a record's arrays, to be copied.
+struct Piece {
+  int64_t bytes;
+  std::byte* (*of)(const RecordArrays&);
+};
+
+std::byte* MasterOf(const RecordArrays& arrays) { return arrays.master; }
+std::byte* Moment1Of(const RecordArrays& arrays) {
+  return reinterpret_cast<std::byte*>(arrays.moment1);
+}
+std::byte* Moment2Of(const RecordArrays& arrays) {
+  return reinterpret_cast<std::byte*>(arrays.moment2);
+}
+std::byte* CopyOf(const RecordArrays& arrays) { return arrays.copy; }
+std::byte* GradientOf(const RecordArrays& arrays) { return arrays.gradient; }
+
 }  // namespace
 
 void Records::Part::Count(int64_t sign) const {
   ledger->Add(Tier::kNvme, MemoryKind::kMaster, sign * on_disk.master);
   ledger->Add(Tier::kNvme, MemoryKind::kMoment1, sign * on_disk.moment1);
   ledger->Add(Tier::kNvme, MemoryKind::kMoment2, sign * on_disk.moment2);
+  ledger->Add(Tier::kNvme, MemoryKind::kParameters, sign * on_disk.copy);
+  ledger->Add(Tier::kNvme, MemoryKind::kGradients, sign * gradients_on_disk);
 }
 
 absl::StatusOr<std::unique_ptr<Records>> Records::Create(const Input& input) {
@@ -62,16 +86,21 @@ Records::Records(const Input& input) {
     bytes_.push_back({.master = record.elems *
                                 kernels::MasterBytes({.copy = dtype, .master = input.plan.master}),
                       .moment1 = input.plan.moment1 ? fp32_bytes : 0,
-                      .moment2 = input.plan.moment2 ? fp32_bytes : 0});
+                      .moment2 = input.plan.moment2 ? fp32_bytes : 0,
+                      .copy = record.elems * SizeOf(dtype)});
   }
   if (input.before != nullptr && !input.move) {
-    arrays_ = input.before->arrays_;
-    on_disk_ = input.before->on_disk_;
+    in_memory_ = input.before->in_memory_;
+    places_ = input.before->places_;
     parts_ = input.before->parts_;
+    taken_ = input.before->taken_;
   }
   leases_.resize(bytes_.size());
-  if (input.plan.slots > 0) {
-    pool_ = std::make_unique<staging::SlotPool>(input.staging, input.plan.slot_bytes);
+  transfers_.resize(bytes_.size());
+  const SlotPlan& slots = input.plan.placement.record_slots;
+  if (slots.slots > 0) {
+    pool_ =
+        std::make_unique<staging::SlotPool>(input.staging.first(slots.bytes()), slots.slot_bytes);
   }
 }
 
@@ -83,6 +112,7 @@ Records::~Records() {
 absl::Status Records::AddPart(const Input& input) {
   auto part = std::make_shared<Part>(input.books.ledger);
   ZH_RETURN_IF_ERROR(AllocateHost(input, *part));
+  arrays_ = in_memory_;
   ZH_RETURN_IF_ERROR(CreateTier(input, *part));
   parts_.push_back(std::move(part));
   return absl::OkStatus();
@@ -90,18 +120,18 @@ absl::Status Records::AddPart(const Input& input) {
 
 // One buffer for each kind of array, cut record by record.
 absl::Status Records::AllocateHost(const Input& input, Part& part) {
-  const size_t first = arrays_.size();
-  arrays_.resize(bytes_.size());
+  const size_t first = in_memory_.size();
+  const std::vector<bool>& on_disk = input.plan.placement.states;
+  in_memory_.resize(bytes_.size());
   const auto allocate = [&](MemoryKind kind, int64_t ArrayBytes::*bytes, auto set) {
     int64_t all = 0;
-    for (size_t i = first; i < bytes_.size(); ++i)
-      all += input.plan.fetched[i] ? 0 : bytes_[i].*bytes;
+    for (size_t i = first; i < bytes_.size(); ++i) all += on_disk[i] ? 0 : bytes_[i].*bytes;
     ZH_ASSIGN_OR_RETURN(memory::HostBuffer buffer,
                         memory::HostBuffer::Allocate(all, kind, input.books.ledger));
     auto* at = static_cast<std::byte*>(buffer.data());
     for (size_t i = first; i < bytes_.size(); ++i) {
-      if (input.plan.fetched[i] || bytes_[i].*bytes == 0) continue;
-      set(arrays_[i], std::exchange(at, at + bytes_[i].*bytes));
+      if (on_disk[i] || bytes_[i].*bytes == 0) continue;
+      set(in_memory_[i], std::exchange(at, at + bytes_[i].*bytes));
     }
     part.buffers.push_back(std::move(buffer));
     return absl::OkStatus();
@@ -116,115 +146,246 @@ absl::Status Records::AllocateHost(const Input& input, Part& part) {
       [](RecordArrays& arrays, std::byte* at) { arrays.moment2 = reinterpret_cast<float*>(at); });
 }
 
-absl::Status Records::CreateTier(const Input& input, Part& part) {
-  const size_t first = on_disk_.size();
-  on_disk_.resize(bytes_.size());
-  tiers::NvmeTier::Settings settings;
+// Where the sections of records from `first` on lie in their slot, and which go to the tier;
+// returns the sizes of those.
+std::vector<int64_t> Records::PlaceSections(const Input& input, Part& part, size_t first) {
+  const Placement& placement = input.plan.placement;
+  std::vector<int64_t> payload_bytes;
   for (size_t i = first; i < bytes_.size(); ++i) {
-    if (!input.plan.fetched[i]) continue;
-    on_disk_[i].index = std::ssize(settings.payload_bytes);
-    settings.payload_bytes.push_back(bytes_[i].all());
-    part.on_disk.master += bytes_[i].master;
-    part.on_disk.moment1 += bytes_[i].moment1;
-    part.on_disk.moment2 += bytes_[i].moment2;
+    const layout::Record& record = input.layout.records()[i];
+    const ArrayBytes& bytes = bytes_[i];
+    int64_t slot_offset = 0;
+    const auto place = [&](Section section, bool on_disk) {
+      const int64_t section_bytes[] = {bytes.Of(section)};
+      Place& its = places_[i].of(section);
+      its.slot_offset = slot_offset;
+      slot_offset += tiers::NvmeTier::SlotBytes(section_bytes);
+      if (!on_disk) return;
+      its.index = std::ssize(payload_bytes);
+      payload_bytes.push_back(section_bytes[0]);
+    };
+    if (placement.states[i]) {
+      place(Section::kStates, true);
+      part.on_disk.master += bytes.master;
+      part.on_disk.moment1 += bytes.moment1;
+      part.on_disk.moment2 += bytes.moment2;
+    }
+    if (placement.gradients[record.space]) {
+      place(Section::kGradient, true);
+      part.gradients_on_disk += bytes.copy;
+    }
+    if (placement.copies[record.space]) {
+      place(Section::kCopy, !placement.drop_copies);
+      part.on_disk.copy += placement.drop_copies ? 0 : bytes.copy;
+    }
+    // A whole master beside it makes it anew without it.
+    places_[i].reads_copy = bytes.master < record.elems * SizeOf(DType::kFloat32);
   }
+  return payload_bytes;
+}
+
+absl::Status Records::CreateTier(const Input& input, Part& part) {
+  const size_t first = places_.size();
+  places_.resize(bytes_.size());
+  tiers::NvmeTier::Settings settings;
+  settings.payload_bytes = PlaceSections(input, part, first);
   part.Count(+1);
   if (settings.payload_bytes.empty()) return absl::OkStatus();
   settings.folders = input.options.nvme_paths;
   if (input.pinned) settings.slots = {input.staging};
+  settings.depth = input.plan.placement.transfers();
+  settings.timeout_s = input.timeout_s;
   settings.notice = input.books.notice;
   ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
                       CreateBackend(input.options, input.books.notice));
   settings.backend = [&backend] { return std::move(backend); };
   ZH_ASSIGN_OR_RETURN(part.tier, tiers::NvmeTier::Create(std::move(settings)));
   for (size_t i = first; i < bytes_.size(); ++i) {
-    if (input.plan.fetched[i]) on_disk_[i].tier = part.tier.get();
+    for (Place& place : places_[i].sections) {
+      if (place.index >= 0) place.tier = part.tier.get();
+    }
   }
   return absl::OkStatus();
 }
 
-RecordArrays Records::Cut(std::byte* from, const ArrayBytes& bytes) {
-  const auto take = [&](int64_t count) {
-    return count == 0 ? nullptr : std::exchange(from, from + count);
+RecordArrays Records::ArraysIn(std::byte* slot, int64_t record) const {
+  RecordArrays arrays = in_memory_[record];
+  const ArrayBytes& bytes = bytes_[record];
+  const auto payload = [&](Section section) {
+    const int64_t offset = places_[record].of(section).slot_offset;
+    return offset < 0 ? nullptr : tiers::NvmeTier::Payload(slot + offset);
   };
-  RecordArrays arrays;
-  arrays.master = take(bytes.master);
-  arrays.moment1 = reinterpret_cast<float*>(take(bytes.moment1));
-  arrays.moment2 = reinterpret_cast<float*>(take(bytes.moment2));
+  if (std::byte* from = payload(Section::kStates)) {
+    const auto take = [&from](int64_t count) {
+      return count == 0 ? nullptr : std::exchange(from, from + count);
+    };
+    arrays.master = take(bytes.master);
+    arrays.moment1 = reinterpret_cast<float*>(take(bytes.moment1));
+    arrays.moment2 = reinterpret_cast<float*>(take(bytes.moment2));
+  }
+  arrays.gradient = payload(Section::kGradient);
+  arrays.copy = payload(Section::kCopy);
   return arrays;
 }
 
-void Records::Fetch(int64_t record, Done done, void* context) {
+void Records::Lease(int64_t record) {
   std::optional<staging::Lease> lease = pool_->TryLease();
   ZH_CHECK(lease.has_value() && !leases_[record], record);
-  std::byte* const slot = lease->data();
   leases_[record] = *std::move(lease);
-  arrays_[record] = Cut(tiers::NvmeTier::Payload(slot), bytes_[record]);
-  on_disk_[record].tier->Fetch(on_disk_[record].index, slot, done, context);
+  arrays_[record] = ArraysIn(leases_[record].data(), record);
+}
+
+Records::Sections Records::Read(int64_t record) const {
+  return Sections(kWritten).first(places_[record].reads_copy ? 2 : 1);
+}
+
+void Records::Fetch(int64_t record, Done done, void* context) {
+  Lease(record);
+  Move(record, Read(record), io::Direction::kRead, {done, context});
+}
+
+void Records::FetchGradient(int64_t record, Done done, void* context) {
+  Move(record, kReduced, io::Direction::kRead, {done, context});
 }
 
 void Records::Store(int64_t record, Done done, void* context) {
-  on_disk_[record].tier->Store(on_disk_[record].index, leases_[record].data(), done, context);
+  Move(record, kWritten, io::Direction::kWrite, {done, context});
+}
+
+// Those of the sections that are on disk.
+void Records::Move(int64_t record, Sections sections, io::Direction direction,
+                   std::pair<Done, void*> told) {
+  Transfers& transfers = transfers_[record];
+  transfers.left = 1 + static_cast<int>(std::ssize(sections));
+  std::tie(transfers.done, transfers.context) = told;
+  const auto move =
+      direction == io::Direction::kRead ? &tiers::NvmeTier::Fetch : &tiers::NvmeTier::Store;
+  for (const Section section : sections) {
+    const Place& place = places_[record].of(section);
+    if (place.tier == nullptr) {
+      OneMoved(&transfers, absl::OkStatus());
+    } else {
+      (place.tier->*move)(place.index, leases_[record].data() + place.slot_offset, &OneMoved,
+                          &transfers);
+    }
+  }
+  OneMoved(&transfers, absl::OkStatus());
+}
+
+void Records::OneMoved(void* context, absl::Status status) {
+  auto& transfers = *static_cast<Transfers*>(context);
+  if (!status.ok()) transfers.status = std::move(status);
+  if (--transfers.left > 0) return;
+  transfers.done(transfers.context, std::exchange(transfers.status, absl::OkStatus()));
 }
 
 void Records::Release(int64_t record) {
-  arrays_[record] = {};
+  arrays_[record] = in_memory_[record];
   leases_[record].Release();
 }
 
+absl::Status Records::CheckSections(int64_t record, Sections sections) const {
+  for (const Section section : sections) {
+    const Place& place = places_[record].of(section);
+    if (place.tier == nullptr) continue;
+    ZH_RETURN_IF_ERROR(place.tier->Check(place.index, leases_[record].data() + place.slot_offset));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Records::Check(int64_t record) const {
-  const OnDisk& place = on_disk_[record];
-  if (place.tier == nullptr) return absl::OkStatus();
-  return place.tier->Check(place.index, leases_[record].data());
+  ZH_RETURN_IF_ERROR(CheckSections(record, Read(record)));
+  return CheckSections(record, kReduced);
 }
 
-void Records::Seal(int64_t record) {
-  const OnDisk& place = on_disk_[record];
-  if (place.tier != nullptr) place.tier->Seal(place.index, leases_[record].data());
+void Records::Seal(int64_t record) { SealSections(record, kWritten); }
+
+void Records::SealSections(int64_t record, Sections sections) {
+  for (const Section section : sections) {
+    const Place& place = places_[record].of(section);
+    if (place.tier == nullptr) continue;
+    place.tier->Seal(place.index, leases_[record].data() + place.slot_offset);
+  }
 }
 
-absl::Status Records::Await(int64_t record, bool store) {
+void Records::StoreGradient(int64_t record, std::byte* slot, Done done, void* context) {
+  const Place& place = places_[record].of(Section::kGradient);
+  place.tier->Seal(place.index, slot);
+  place.tier->Store(place.index, slot, done, context);
+}
+
+void Records::FetchCopy(int64_t record, std::byte* slot, Done done, void* context) {
+  const Place& place = places_[record].of(Section::kCopy);
+  place.tier->Fetch(place.index, slot, done, context);
+}
+
+absl::Status Records::CheckCopy(int64_t record, const std::byte* slot) const {
+  const Place& place = places_[record].of(Section::kCopy);
+  return place.tier->Check(place.index, slot);
+}
+
+absl::Status Records::Await(int64_t record, Sections sections, io::Direction direction) {
   std::promise<absl::Status> moved;
   const auto done = [](void* context, absl::Status status) {
     static_cast<std::promise<absl::Status>*>(context)->set_value(std::move(status));
   };
-  store ? Store(record, done, &moved) : Fetch(record, done, &moved);
+  Move(record, sections, direction, {done, &moved});
   return moved.get_future().get();
 }
 
-absl::Status Records::Visit(int64_t record, bool write,
+absl::Status Records::Visit(int64_t record, What what, bool write,
                             const std::function<void(const RecordArrays&)>& visit) {
-  if (on_disk_[record].tier == nullptr) {
+  const Sections sections = what == What::kGradient ? Sections(kReduced) : Sections(kWritten);
+  const auto in_memory = [&](Section section) {
+    return places_[record].of(section).slot_offset < 0;
+  };
+  if (std::ranges::all_of(sections, in_memory)) {
     visit(arrays_[record]);
     return absl::OkStatus();
   }
-  absl::Status status = Await(record, false);
-  if (status.ok()) status = Check(record);
+  Lease(record);
+  absl::Status status = Await(record, sections, io::Direction::kRead);
+  if (status.ok()) status = CheckSections(record, sections);
   if (status.ok()) visit(arrays_[record]);
   if (status.ok() && write) {
-    Seal(record);
-    status = Await(record, true);
+    SealSections(record, sections);
+    status = Await(record, sections, io::Direction::kWrite);
   }
   Release(record);
   return status;
 }
 
-// Through memory of its own: both may use the same staging.
+// Through memory of its own: both may use the same staging. Parameters and gradients that rest in
+// memory are both's.
 absl::Status Records::CopyFrom(Records& before) {
   std::vector<std::byte> values;
   for (size_t i = 0; i < bytes_.size(); ++i) {
-    const ArrayBytes& bytes = bytes_[i];
-    values.resize(bytes.all());
-    const RecordArrays between = Cut(values.data(), bytes);
-    const auto copy = [&](const RecordArrays& from, const RecordArrays& to) {
-      std::copy_n(from.master, bytes.master, to.master);
-      std::copy_n(from.moment1, bytes.moment1 / SizeOf(DType::kFloat32), to.moment1);
-      std::copy_n(from.moment2, bytes.moment2 / SizeOf(DType::kFloat32), to.moment2);
+    const auto copy = [&](What what, const std::vector<Piece>& pieces) -> absl::Status {
+      int64_t bytes = 0;
+      for (const Piece& piece : pieces) bytes += piece.bytes;
+      values.resize(bytes);
+      const auto move = [&](Records& records, bool write) {
+        return records.Visit(static_cast<int64_t>(i), what, write, [&](const RecordArrays& arrays) {
+          std::byte* at = values.data();
+          for (const Piece& piece : pieces) {
+            std::byte* const there = piece.of(arrays);
+            write ? std::copy_n(at, piece.bytes, there) : std::copy_n(there, piece.bytes, at);
+            at += piece.bytes;
+          }
+        });
+      };
+      ZH_RETURN_IF_ERROR(move(before, false));
+      return move(*this, true);
     };
-    const auto record = static_cast<int64_t>(i);
-    ZH_RETURN_IF_ERROR(
-        before.Visit(record, false, [&](const RecordArrays& from) { copy(from, between); }));
-    ZH_RETURN_IF_ERROR(Visit(record, true, [&](const RecordArrays& to) { copy(between, to); }));
+    const ArrayBytes& bytes = bytes_[i];
+    const auto on_disk = [&](Section section) { return places_[i].of(section).index >= 0; };
+    const int64_t copy_bytes = on_disk(Section::kCopy) ? bytes.copy : 0;
+    ZH_RETURN_IF_ERROR(copy(What::kStates, {{bytes.master, &MasterOf},
+                                            {bytes.moment1, &Moment1Of},
+                                            {bytes.moment2, &Moment2Of},
+                                            {copy_bytes, &CopyOf}}));
+    if (!on_disk(Section::kGradient)) continue;
+    ZH_RETURN_IF_ERROR(copy(What::kGradient, {{bytes.copy, &GradientOf}}));
   }
   return absl::OkStatus();
 }

@@ -69,8 +69,8 @@ void Widen(const std::byte* from, DType dtype, int64_t elems, float* out) {
 }  // namespace
 
 StateAccess::StateAccess(const layout::Layout& layout, const ModelMemory& memory, Records& records,
-                         MasterForm master)
-    : layout_(layout), memory_(memory), records_(records), master_(master) {}
+                         MasterForm master, const Placement& placement)
+    : layout_(layout), memory_(memory), records_(records), master_(master), placement_(placement) {}
 
 kernels::WeightForm StateAccess::Form(int32_t index) const {
   const layout::FlatSpace& space = layout_.spaces()[index];
@@ -80,8 +80,16 @@ kernels::WeightForm StateAccess::Form(int32_t index) const {
 // The rest is in the space's own arrays: a parameter that is frozen, or in fp32, is what its copy
 // says.
 bool StateAccess::InRecords(const StateRange& what) const {
-  if (what.state == StateKind::kGradient || layout_.spaces()[what.space].frozen) return false;
-  return what.state != StateKind::kMaster || kernels::MasterBytes(Form(what.space)) > 0;
+  if (what.state == StateKind::kGradient) return placement_.gradients[what.space];
+  if (layout_.spaces()[what.space].frozen) return false;
+  return what.state != StateKind::kMaster || placement_.copies[what.space] ||
+         kernels::MasterBytes(Form(what.space)) > 0;
+}
+
+std::byte* StateAccess::CopyAt(int32_t space, const Part& part, const RecordArrays& arrays) const {
+  const Array& copy = memory_.space(space).copy;
+  return arrays.copy == nullptr ? copy.At(part.range.begin, part.held)
+                                : arrays.copy + part.offset * SizeOf(copy.dtype);
 }
 
 template <typename Visit>
@@ -92,6 +100,8 @@ absl::Status StateAccess::VisitParts(const StateRange& what, bool write, Visit v
     });
     return absl::OkStatus();
   }
+  const auto section =
+      what.state == StateKind::kGradient ? Records::What::kGradient : Records::What::kStates;
   const auto all = layout_.records();
   const auto [first, last] = std::ranges::equal_range(all, what.space, {}, &layout::Record::space);
   for (auto record = first; record != last; ++record) {
@@ -99,22 +109,30 @@ absl::Status StateAccess::VisitParts(const StateRange& what, bool write, Visit v
       return Intersect(piece.range, what.range).size() > 0;
     };
     if (std::ranges::none_of(record->pieces, touches)) continue;
-    ZH_RETURN_IF_ERROR(records_.Visit(record - all.begin(), write, [&](const RecordArrays& arrays) {
+    const auto visit_pieces = [&](const RecordArrays& arrays) {
       for (const layout::RecordPiece& piece : record->pieces) {
         const layout::Range part = Intersect(piece.range, what.range);
         const int64_t offset = piece.offset + part.begin - piece.range.begin;
         if (part.size() > 0) visit(Part{part, record->held_begin + offset, offset}, arrays);
       }
-    }));
+    };
+    ZH_RETURN_IF_ERROR(records_.Visit(record - all.begin(), section, write, visit_pieces));
   }
   return absl::OkStatus();
+}
+
+const std::byte* StateAccess::GradientAt(int32_t space, const Part& part,
+                                         const RecordArrays& arrays) const {
+  const Array& result = memory_.space(space).result;
+  return arrays.gradient == nullptr ? result.At(part.range.begin, part.held)
+                                    : arrays.gradient + part.offset * SizeOf(result.dtype);
 }
 
 void StateAccess::ReadPart(const StateRange& what, const Part& part, const RecordArrays& arrays,
                            float* out) const {
   const SpaceMemory& space = memory_.space(what.space);
   const int64_t elems = part.range.size();
-  const std::byte* const copy = space.copy.At(part.range.begin, part.held);
+  const std::byte* const copy = CopyAt(what.space, part, arrays);
   const kernels::WeightForm form = Form(what.space);
   switch (what.state) {
     case StateKind::kMaster:
@@ -128,7 +146,7 @@ void StateAccess::ReadPart(const StateRange& what, const Part& part, const Recor
       std::copy_n(arrays.moment2 + part.offset, elems, out);
       return;
     case StateKind::kGradient:
-      return Widen(space.result.At(part.range.begin, part.held), space.result.dtype, elems, out);
+      return Widen(GradientAt(what.space, part, arrays), space.result.dtype, elems, out);
   }
 }
 
@@ -143,15 +161,15 @@ absl::Status StateAccess::Read(comm::Communicator& communicator, const StateRang
   return communicator.AllGather({"Read"}, out.data(), Owners(layout_, what));
 }
 
-bool StateAccess::GradientFinite(int32_t index, layout::Range range) const {
+absl::StatusOr<bool> StateAccess::GradientFinite(int32_t index, layout::Range range) const {
   bool finite = true;
   std::vector<float> values;
-  const Array& result = memory_.space(index).result;
-  VisitHeld(layout_, {StateKind::kGradient, index, range}, [&](layout::Range part, int64_t held) {
-    values.resize(part.size());
-    Widen(result.At(part.begin, held), result.dtype, part.size(), values.data());
+  const StateRange what = {StateKind::kGradient, index, range};
+  ZH_RETURN_IF_ERROR(VisitParts(what, false, [&](const Part& part, const RecordArrays& arrays) {
+    values.resize(part.range.size());
+    ReadPart(what, part, arrays, values.data());
     finite &= std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
-  });
+  }));
   return finite;
 }
 
@@ -168,9 +186,8 @@ absl::Status StateAccess::Write(const StateRange& what, std::span<const float> v
 
 void StateAccess::WritePart(const StateRange& what, const Part& part, const RecordArrays& arrays,
                             const float* values) const {
-  const SpaceMemory& space = memory_.space(what.space);
   const int64_t elems = part.range.size();
-  std::byte* const copy = space.copy.At(part.range.begin, part.held);
+  std::byte* const copy = CopyAt(what.space, part, arrays);
   const kernels::WeightForm form = Form(what.space);
   switch (what.state) {
     case StateKind::kMaster:
@@ -200,18 +217,15 @@ void StateAccess::SetCopy(std::span<const float> values, kernels::WeightForm for
 
 absl::Status StateAccess::Adopt(int32_t index, const std::byte* full) const {
   const layout::FlatSpace& flat = layout_.spaces()[index];
-  const Array& copy = memory_.space(index).copy;
   const StateRange what = {StateKind::kMaster, index, {0, flat.elems}};
   const int64_t elem_bytes = SizeOf(flat.dtype);
-  VisitHeld(layout_, what, [&](layout::Range part, int64_t held) {
-    std::byte* const to = copy.At(part.begin, held);
-    const std::byte* const from = full + part.begin * elem_bytes;
-    if (to != from) std::memcpy(to, from, part.size() * elem_bytes);
-  });
-  if (!InRecords(what)) return absl::OkStatus();
   const kernels::WeightForm form = Form(index);
   return VisitParts(what, true, [&](const Part& part, const RecordArrays& arrays) {
-    kernels::MastersFromCopies(copy.At(part.range.begin, part.held), part.range.size(), form,
+    std::byte* const to = CopyAt(index, part, arrays);
+    const std::byte* const from = full + part.range.begin * elem_bytes;
+    if (to != from) std::memcpy(to, from, part.range.size() * elem_bytes);
+    if (arrays.master == nullptr) return;
+    kernels::MastersFromCopies(to, part.range.size(), form,
                                arrays.master + part.offset * kernels::MasterBytes(form));
   });
 }

@@ -30,7 +30,7 @@ class StateAccess {
  public:
   // All outlive it.
   StateAccess(const layout::Layout& layout, const ModelMemory& memory, Records& records,
-              MasterForm master);
+              MasterForm master, const Placement& placement);
 
   // Fills `out` on every rank. Collective.
   absl::Status Read(comm::Communicator& communicator, const StateRange& what,
@@ -43,7 +43,7 @@ class StateAccess {
   // says. It may be the copy itself.
   absl::Status Adopt(int32_t space, const std::byte* full) const;
   // Whether all of the reduced gradient that this rank holds there is finite.
-  bool GradientFinite(int32_t space, layout::Range range) const;
+  absl::StatusOr<bool> GradientFinite(int32_t space, layout::Range range) const;
 
  private:
   // A part of a record, or of what is held of a space without one, where its bytes are.
@@ -60,6 +60,8 @@ class StateAccess {
   template <typename Visit>
   absl::Status VisitParts(const StateRange& what, bool write, Visit visit) const;
   bool InRecords(const StateRange& what) const;
+  std::byte* CopyAt(int32_t space, const Part& part, const RecordArrays& arrays) const;
+  const std::byte* GradientAt(int32_t space, const Part& part, const RecordArrays& arrays) const;
   static void SetCopy(std::span<const float> values, kernels::WeightForm form, std::byte* copy);
   kernels::WeightForm Form(int32_t space) const;
 
@@ -67,6 +69,7 @@ class StateAccess {
   const ModelMemory& memory_;
   Records& records_;
   const MasterForm master_;
+  const Placement& placement_;
 };
 
 }  // namespace zerohold::engine

@@ -22,7 +22,9 @@ Step::Step(const StepPlan& plan, int units, const Limits& limits, StepActions& a
 }
 
 Step::LaneId Step::LaneOf(const Operation& operation) {
-  if (operation.verb == Verb::kFetch) return kFetchLane;
+  if (operation.verb == Verb::kFetch) {
+    return operation.phase == Phase::kAhead ? kFetchLane : kGradientLane;
+  }
   if (operation.verb == Verb::kUpdate) return kUpdateLane;
   if (operation.verb == Verb::kStore) return kStoreLane;
   return operation.phase == Phase::kApply ? kGatherLane : kReductionLane;
@@ -137,10 +139,12 @@ void Step::Drop(LaneId lane, int index) {
   if (lane == kReductionLane) return;
   MarkDone(index);
   if (lane != kStoreLane) return;
-  const Operation& update = plan_.operations[plan_.operations[index].after];
-  if (!fetched_[update.after]) return;
+  // The first of the record's operations.
+  int fetch = index;
+  while (plan_.operations[fetch].after >= 0) fetch = plan_.operations[fetch].after;
+  if (!fetched_[fetch]) return;
   --in_window_;
-  actions_.DropRecord(update.target);
+  actions_.DropRecord(plan_.operations[index].target);
 }
 
 void Step::Pump() {
@@ -155,6 +159,7 @@ void Step::Pump() {
   Advance(kFetchLane);
   // 4. Updates whose turn it is (none before the agreement), the stores behind them, and fetches
   // into the room that drops leave.
+  Advance(kGradientLane);
   Advance(kUpdateLane);
   Advance(kStoreLane);
   Advance(kFetchLane);

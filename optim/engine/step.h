@@ -76,7 +76,15 @@ class Step {
   bool Applied(UnitId unit) const { return state_ != State::kApplying || left_of_unit_[unit] == 0; }
 
  private:
-  enum LaneId { kReductionLane, kFetchLane, kUpdateLane, kStoreLane, kGatherLane, kLanes };
+  enum LaneId {
+    kReductionLane,
+    kFetchLane,
+    kGradientLane,  // fetches
+    kUpdateLane,
+    kStoreLane,
+    kGatherLane,
+    kLanes
+  };
   // A stream's queue is finite, and who fills it must not wait for it.
   static constexpr size_t kMaxUpdatesInFlight = 64;
 
@@ -94,7 +102,7 @@ class Step {
   std::vector<int> lanes_[kLanes];                 // indexes into the plan
   size_t next_in_lane_[kLanes];                    // first that has not started
   std::vector<uint8_t> done_;                      // kAhead and kApply operations
-  std::vector<uint8_t> fetched_;                   // kFetch operations that were started
+  std::vector<uint8_t> fetched_;                   // kAhead operations that were started
   std::vector<uint8_t> ready_;                     // units, in this round
   const std::vector<uint8_t>* present_ = nullptr;  // once agreed
   bool apply_ = false;

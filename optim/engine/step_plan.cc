@@ -34,20 +34,25 @@ void PlanReductions(const layout::Layout& layout, bool finish_sums, StepPlan& pl
 
 // In forward order, so that what the next forward pass needs first is ready first. Returns, for
 // each record, the index of its update.
-std::vector<int32_t> PlanUpdates(const layout::Layout& layout, const std::vector<bool>& fetched,
+std::vector<int32_t> PlanUpdates(const layout::Layout& layout, const Placement& placement,
                                  StepPlan& plan) {
   std::vector<int32_t> updates;
   const auto records = layout.records();
   for (size_t i = 0; i < records.size(); ++i) {
     const UnitId unit = layout.spaces()[records[i].space].unit;
-    const auto add = [&](Verb verb, Phase phase, int32_t after) {
+    int32_t last = -1;
+    const auto add = [&](Verb verb, Operand operand, Phase phase) {
       plan.operations.push_back(
-          {verb, Operand::kRecord, phase, unit, records[i].space, static_cast<int64_t>(i), after});
-      return static_cast<int32_t>(plan.operations.size()) - 1;
+          {verb, operand, phase, unit, records[i].space, static_cast<int64_t>(i), last});
+      last = static_cast<int32_t>(plan.operations.size()) - 1;
     };
-    const int32_t fetch = fetched[i] ? add(Verb::kFetch, Phase::kAhead, -1) : -1;
-    updates.push_back(add(Verb::kUpdate, Phase::kApply, fetch));
-    if (fetched[i]) add(Verb::kStore, Phase::kApply, updates.back());
+    if (placement.fetched[i]) add(Verb::kFetch, Operand::kRecord, Phase::kAhead);
+    if (placement.gradients[records[i].space]) {
+      add(Verb::kFetch, Operand::kRecordGradient, Phase::kApply);
+    }
+    add(Verb::kUpdate, Operand::kRecord, Phase::kApply);
+    updates.push_back(last);
+    if (placement.fetched[i]) add(Verb::kStore, Operand::kRecord, Phase::kApply);
   }
   return updates;
 }
@@ -78,18 +83,18 @@ void PlanGathers(const layout::Layout& layout, const std::vector<int32_t>& updat
 
 }  // namespace
 
-StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums,
-                       const std::vector<bool>& fetched) {
+StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums, const Placement& placement) {
   StepPlan plan;
   PlanReductions(layout, finish_sums, plan);
-  const std::vector<int32_t> updates = PlanUpdates(layout, fetched, plan);
+  const std::vector<int32_t> updates = PlanUpdates(layout, placement, plan);
   if (layout.config().shard_update) PlanGathers(layout, updates, plan);
   return plan;
 }
 
 std::string ToString(const Operation& operation, std::span<const UnitSpec> units) {
   std::string text = NameOf(operation.verb);
-  constexpr const char* kOperands[] = {" gradient bucket ", " parameter bucket ", " record "};
+  constexpr const char* kOperands[] = {" gradient bucket ", " parameter bucket ", " record ",
+                                       " gradients of record "};
   text += kOperands[static_cast<int>(operation.operand)];
   text += std::to_string(operation.target) + " (" + units[operation.unit].name + ")";
   return text;

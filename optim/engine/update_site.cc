@@ -107,14 +107,19 @@ void UpdateSite::UpdateTile(void* self, int64_t index) {
   const auto moment = [&](float* base) {
     return base == nullptr ? nullptr : base + tile.record_offset;
   };
+  // In the record's slot, or with the space's arrays.
+  const auto at = [&](std::byte* in_slot, const Array& in_memory) {
+    return in_slot == nullptr ? in_memory.At(tile.space_offset, held)
+                              : in_slot + tile.record_offset * SizeOf(in_memory.dtype);
+  };
   site.updates_[space](
       site.constants_[tile.group],
       {.master =
            arrays.master == nullptr ? nullptr : arrays.master + tile.record_offset * master_bytes,
-       .copy = memory.copy.At(tile.space_offset, held),
+       .copy = at(arrays.copy, memory.copy),
        .moment1 = moment(arrays.moment1),
        .moment2 = moment(arrays.moment2),
-       .gradient = memory.result.At(tile.space_offset, held),
+       .gradient = at(arrays.gradient, memory.result),
        .elems = tile.elems});
 }
 

@@ -109,6 +109,37 @@ TEST_P(EveryForm, WhereRecordsRestChangesNoBit) {
   }
 }
 
+// So do gradients and parameters, at stages that have them in frames: all of them, or what a budget
+// leaves.
+TEST_P(EveryForm, WhereGradientsAndParametersRestChangesNoBit) {
+  const auto [dtype, form] = GetParam();
+  for (const int world : {1, 2, 3}) {
+    for (const int stage : {2, 3}) {
+      SCOPED_TRACE(absl::StrCat("world ", world, ", stage ", stage));
+      EngineOptions options = Options(stage);
+      options.master = form;
+      const std::vector<float> expected = Train(world, dtype, options);
+      EngineOptions disk = OnDisk(options);
+      disk.offload.host_gradients_bytes = 0;
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      if (stage == 3) disk.offload.host_parameters_bytes = 0;
+      disk.offload.window = 1;
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      disk.overlap_next_forward = true;
+      disk.record_elems = 256;
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      disk.offload.host_budget_bytes = 1 << 20;  // states are in memory, the rest is not
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+      disk.offload.host_budget_bytes = 15000;
+      disk.offload.host_gradients_bytes = 2000;
+      if (stage == 3) disk.offload.host_parameters_bytes = 1000;
+      disk.offload.window = 4;
+      disk.offload.faults = "short=0.3,again=0.2,late=0.2,seed=5";
+      EXPECT_EQ(Train(world, dtype, disk), expected);
+    }
+  }
+}
+
 // Between steps records go wherever they are told, and no bit with them changes.
 TEST_P(EveryForm, MoveChangesNoBit) {
   const auto [dtype, form] = GetParam();

@@ -31,8 +31,11 @@ layout::Layout MakeLayout(int world, bool shard_update) {
   return layout::Layout::Create(config, parameters, units).value();
 }
 
-std::vector<bool> NoneFetched(const layout::Layout& layout) {
-  return std::vector<bool>(layout.records().size(), false);
+Placement AllInMemory(const layout::Layout& layout) {
+  Placement placement;
+  placement.fetched.resize(layout.records().size());
+  placement.gradients.resize(layout.spaces().size());
+  return placement;
 }
 
 // Keeps what was started and completes it when the test says.
@@ -48,7 +51,7 @@ class Recorder : public StepActions {
     }
     EXPECT_TRUE(agreement_done || operation.phase != Phase::kApply);
     EXPECT_FALSE(agreement_started && operation.phase == Phase::kReduce);
-    if (operation.verb == Verb::kFetch) ++away;
+    if (operation.verb == Verb::kFetch && operation.operand == Operand::kRecord) ++away;
     // Verbs of one kind start in the order of the plan.
     int& last = last_[operation.phase == Phase::kApply][static_cast<int>(operation.verb)];
     EXPECT_GT(index, last);
@@ -108,15 +111,20 @@ struct Case {
   bool shard_update;
   bool apply;
   std::vector<uint8_t> present;
-  int window = 0;  // 0: nothing is fetched; else every record but each third
+  // 0: nothing is fetched; else every record but each third, and all of odd spaces, with gradients.
+  int window = 0;
 };
 
 void Play(const Case& which, uint32_t seed) {
   std::mt19937 random(seed);
   const layout::Layout layout = MakeLayout(which.world, which.shard_update);
-  std::vector<bool> fetched = NoneFetched(layout);
-  for (size_t i = 0; i < fetched.size(); ++i) fetched[i] = which.window > 0 && i % 3 != 0;
-  const StepPlan plan = BuildStepPlan(layout, false, fetched);
+  Placement placement = AllInMemory(layout);
+  for (size_t i = 0; i < layout.records().size(); ++i) {
+    const int32_t space = layout.records()[i].space;
+    placement.gradients[space] = which.window > 0 && space % 2 == 1;
+    placement.fetched[i] = which.window > 0 && (i % 3 != 0 || placement.gradients[space]);
+  }
+  const StepPlan plan = BuildStepPlan(layout, false, placement);
   Recorder recorder(plan);
   Step step(plan, kUnits, {.window = which.window, .closing = which.window > 0}, recorder);
   std::vector<UnitId> to_report = {0, 1, 2, 3};
@@ -151,10 +159,10 @@ void Play(const Case& which, uint32_t seed) {
   EXPECT_EQ(recorder.away, 0);
   int64_t updates = 0;
   int64_t stores = 0;
-  for (size_t i = 0; i < fetched.size(); ++i) {
+  for (size_t i = 0; i < layout.records().size(); ++i) {
     const bool runs = which.apply && which.present[layout.records()[i].space];
     updates += runs;
-    stores += runs && fetched[i];
+    stores += runs && placement.fetched[i];
   }
   EXPECT_EQ(recorder.Started(Verb::kUpdate), updates);
   EXPECT_EQ(recorder.Started(Verb::kStore), stores);
@@ -178,7 +186,7 @@ TEST(Step, AnyOrderOfCompletionsEndsRight) {
 
 TEST(Step, NothingStartsBeforeAUnitReports) {
   const layout::Layout layout = MakeLayout(2, true);
-  const StepPlan plan = BuildStepPlan(layout, false, NoneFetched(layout));
+  const StepPlan plan = BuildStepPlan(layout, false, AllInMemory(layout));
   Recorder recorder(plan);
   Step step(plan, kUnits, {}, recorder);
   step.BeginRound(Round::kFinal);
@@ -194,7 +202,7 @@ TEST(Step, NothingStartsBeforeAUnitReports) {
 
 TEST(StepPlan, ReadsAsALineAnOperation) {
   const layout::Layout layout = MakeLayout(2, true);
-  const StepPlan plan = BuildStepPlan(layout, false, NoneFetched(layout));
+  const StepPlan plan = BuildStepPlan(layout, false, AllInMemory(layout));
   const std::vector<UnitSpec> units = {
       {"u0", {}, {}}, {"u1", {}, {}}, {"u2", {}, {}}, {"u3", {}, {}}};
   const std::string text = ToString(plan, units);

@@ -1,0 +1,100 @@
+// A queue of units, and as many reads at a time as there are slots.
+#include "optim/engine/copy_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace zerohold::engine {
+
+CopyReader::CopyReader(const Input& input)
+    : layout_(input.layout),
+      records_(input.records),
+      records_of_unit_(input.layout.units().size()),
+      stream_(input.device.CreateStream("parameters")),
+      pool_(input.staging, input.placement.copy_slots.slot_bytes),
+      slots_(input.placement.copy_slots.slots) {
+  const auto records = layout_.records();
+  for (int64_t i = 0; i < std::ssize(records); ++i) {
+    const int32_t space = records[i].space;
+    if (!input.placement.copies[space]) continue;
+    layout::Range& its = records_of_unit_[layout_.spaces()[space].unit];
+    if (its.size() == 0) its.begin = i;
+    its.end = i + 1;
+  }
+  for (Slot& slot : slots_) slot.reader = this;
+}
+
+CopyReader::~CopyReader() {
+  {
+    std::unique_lock lock(mutex_);
+    landed_.wait(lock, [this] { return first_ == nullptr && pool_.free_slots() == pool_.slots(); });
+  }
+  stream_->Synchronize();
+}
+
+void CopyReader::Enqueue(UnitId unit, std::byte* frame, Reading* reading) {
+  std::unique_lock lock(mutex_);
+  *reading = Reading();
+  reading->frame = frame - layout_.units()[unit].parameter_bytes.begin;
+  reading->records = records_of_unit_[unit];
+  reading->left = reading->records.size();
+  if (reading->left == 0) return;
+  (first_ == nullptr ? first_ : last_->behind) = reading;
+  last_ = reading;
+  ReadOn(lock);
+}
+
+absl::Status CopyReader::Wait(Reading* reading) {
+  std::unique_lock lock(mutex_);
+  landed_.wait(lock, [reading] { return reading->left == 0; });
+  return reading->status;
+}
+
+// A read may end before it returns, so it starts without the lock.
+void CopyReader::ReadOn(std::unique_lock<std::mutex>& lock) {
+  while (first_ != nullptr && pool_.free_slots() > 0) {
+    Slot& slot = *std::ranges::find_if(slots_, [](const Slot& one) { return !one.lease; });
+    slot.lease = *pool_.TryLease();
+    slot.of = first_;
+    slot.record = first_->records.begin++;
+    if (first_->records.size() == 0) first_ = first_->behind;
+    lock.unlock();
+    records_.FetchCopy(slot.record, slot.lease.data(), &Came, &slot);
+    lock.lock();
+  }
+}
+
+void CopyReader::Came(void* context, absl::Status status) {
+  auto& slot = *static_cast<Slot*>(context);
+  slot.status = std::move(status);
+  const std::lock_guard lock(slot.reader->mutex_);  // one caller of the stream at a time
+  slot.reader->stream_->Run(&Land, &slot);
+}
+
+void CopyReader::Land(void* context) {
+  auto& slot = *static_cast<Slot*>(context);
+  CopyReader& reader = *slot.reader;
+  absl::Status status = std::exchange(slot.status, absl::OkStatus());
+  if (status.ok()) status = reader.records_.CheckCopy(slot.record, slot.lease.data());
+  if (status.ok()) reader.CopyPieces(slot);
+  std::unique_lock lock(reader.mutex_);
+  slot.of->status.Update(status);
+  --slot.of->left;
+  slot.lease.Release();
+  reader.ReadOn(lock);
+  reader.landed_.notify_all();
+}
+
+void CopyReader::CopyPieces(const Slot& slot) const {
+  const layout::Record& record = layout_.records()[slot.record];
+  const layout::FlatSpace& space = layout_.spaces()[record.space];
+  const int64_t elem_bytes = SizeOf(space.dtype);
+  const std::byte* const from = tiers::NvmeTier::Payload(slot.lease.data());
+  std::byte* const to = slot.of->frame + space.parameter_offset_bytes;
+  for (const layout::RecordPiece& piece : record.pieces) {
+    std::copy_n(from + piece.offset * elem_bytes, piece.range.size() * elem_bytes,
+                to + piece.range.begin * elem_bytes);
+  }
+}
+
+}  // namespace zerohold::engine

@@ -1,0 +1,82 @@
+// Brings this rank's shards of parameters from disk into units' frames, ahead of the gathers that
+// send them to the others: units in the order in which they were asked for, each record through a
+// slot of staging.
+//
+// Threads: Enqueue on the engine thread, Wait on that of gathers; transfers end on the thread of
+// I/O, and a stream of its own checks and copies what came. Invariants:
+//  1. Records are read in the order of Enqueue, as many at a time as there are slots.
+//  2. Nothing is allocated after construction.
+#pragma once
+
+#include <absl/status/status.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "offload/staging/slot_pool.h"
+#include "optim/engine/records.h"
+#include "src/device/device.h"
+#include "src/layout/layout.h"
+
+namespace zerohold::engine {
+
+class CopyReader {
+ public:
+  struct Input {
+    const layout::Layout& layout;
+    const Placement& placement;
+    Records& records;
+    std::span<std::byte> staging;  // placement.copy_slots
+    device::Device& device;
+  };
+  // All of it outlives the reader.
+  explicit CopyReader(const Input& input);
+  // Waits for what is under way.
+  ~CopyReader();
+
+  // A unit on its way; lasts from Enqueue until its Wait has returned, or the reader ends.
+  struct Reading {
+    std::byte* frame = nullptr;
+    layout::Range records;  // not begun
+    int64_t left = 0;       // not there yet
+    absl::Status status;
+    Reading* behind = nullptr;
+  };
+  // The unit's shards go to `frame`, its home.
+  void Enqueue(UnitId unit, std::byte* frame, Reading* reading);
+  // Blocks until all is there. The first error.
+  absl::Status Wait(Reading* reading);
+
+ private:
+  struct Slot {
+    CopyReader* reader = nullptr;
+    staging::Lease lease;
+    int64_t record = 0;
+    Reading* of = nullptr;
+    absl::Status status;
+  };
+
+  void ReadOn(std::unique_lock<std::mutex>& lock);
+  static void Came(void* slot, absl::Status status);
+  static void Land(void* slot);
+  void CopyPieces(const Slot& slot) const;
+
+  const layout::Layout& layout_;
+  Records& records_;
+  std::vector<layout::Range> records_of_unit_;  // on disk; consecutive
+  std::unique_ptr<device::Stream> stream_;
+
+  std::mutex mutex_;
+  std::condition_variable landed_;
+  staging::SlotPool pool_;
+  std::vector<Slot> slots_;
+  Reading* first_ = nullptr;  // of those with records that are not begun
+  Reading* last_ = nullptr;
+};
+
+}  // namespace zerohold::engine
