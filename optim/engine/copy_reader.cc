@@ -27,7 +27,8 @@ CopyReader::CopyReader(const Input& input)
 CopyReader::~CopyReader() {
   {
     std::unique_lock lock(mutex_);
-    landed_.wait(lock, [this] { return first_ == nullptr && pool_.free_slots() == pool_.slots(); });
+    ending_ = true;
+    landed_.wait(lock, [this] { return pool_.free_slots() == pool_.slots(); });
   }
   stream_->Synchronize();
 }
@@ -35,12 +36,14 @@ CopyReader::~CopyReader() {
 void CopyReader::Enqueue(UnitId unit, std::byte* frame, Reading* reading) {
   std::unique_lock lock(mutex_);
   *reading = Reading();
-  reading->frame = frame - layout_.units()[unit].parameter_bytes.begin;
+  reading->frame = frame;
+  reading->frame_bytes = layout_.units()[unit].parameter_bytes.size();
+  reading->unit = unit;
   reading->records = records_of_unit_[unit];
   reading->left = reading->records.size();
-  if (reading->left == 0) return;
-  (first_ == nullptr ? first_ : last_->behind) = reading;
-  last_ = reading;
+  Reading** last = &first_;
+  while (*last != nullptr) last = &(*last)->behind;
+  *last = reading;
   ReadOn(lock);
 }
 
@@ -50,14 +53,35 @@ absl::Status CopyReader::Wait(Reading* reading) {
   return reading->status;
 }
 
+void CopyReader::Finish(Reading* reading) {
+  std::unique_lock lock(mutex_);
+  Reading** at = &first_;
+  while (*at != reading) at = &(*at)->behind;
+  *at = reading->behind;
+  ReadOn(lock);
+}
+
+// Whose turn it is; null while it waits for its frame, or there is none.
+CopyReader::Reading* CopyReader::Next() const {
+  Reading* next = first_;
+  while (next != nullptr && next->records.size() == 0) next = next->behind;
+  if (next == nullptr || ending_) return nullptr;
+  for (const Reading* before = first_; before != next; before = before->behind) {
+    if (before->frame < next->frame + next->frame_bytes &&
+        next->frame < before->frame + before->frame_bytes) {
+      return nullptr;
+    }
+  }
+  return next;
+}
+
 // A read may end before it returns, so it starts without the lock.
 void CopyReader::ReadOn(std::unique_lock<std::mutex>& lock) {
-  while (first_ != nullptr && pool_.free_slots() > 0) {
+  for (Reading* next; pool_.free_slots() > 0 && (next = Next()) != nullptr;) {
     Slot& slot = *std::ranges::find_if(slots_, [](const Slot& one) { return !one.lease; });
     slot.lease = *pool_.TryLease();
-    slot.of = first_;
-    slot.record = first_->records.begin++;
-    if (first_->records.size() == 0) first_ = first_->behind;
+    slot.of = next;
+    slot.record = next->records.begin++;
     lock.unlock();
     records_.FetchCopy(slot.record, slot.lease.data(), &Came, &slot);
     lock.lock();
@@ -90,7 +114,8 @@ void CopyReader::CopyPieces(const Slot& slot) const {
   const layout::FlatSpace& space = layout_.spaces()[record.space];
   const int64_t elem_bytes = SizeOf(space.dtype);
   const std::byte* const from = tiers::NvmeTier::Payload(slot.lease.data());
-  std::byte* const to = slot.of->frame + space.parameter_offset_bytes;
+  std::byte* const to = slot.of->frame + space.parameter_offset_bytes -
+                        layout_.units()[slot.of->unit].parameter_bytes.begin;
   for (const layout::RecordPiece& piece : record.pieces) {
     std::copy_n(from + piece.offset * elem_bytes, piece.range.size() * elem_bytes,
                 to + piece.range.begin * elem_bytes);

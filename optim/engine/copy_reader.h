@@ -4,7 +4,8 @@
 //
 // Threads: Enqueue on the engine thread, Wait on that of gathers; transfers end on the thread of
 // I/O, and a stream of its own checks and copies what came. Invariants:
-//  1. Records are read in the order of Enqueue, as many at a time as there are slots.
+//  1. Records are read in the order of Enqueue, as many at a time as there are slots. A unit that
+//     gets the frame of one which is still being gathered waits for that.
 //  2. Nothing is allocated after construction.
 #pragma once
 
@@ -39,18 +40,22 @@ class CopyReader {
   // Waits for what is under way.
   ~CopyReader();
 
-  // A unit on its way; lasts from Enqueue until its Wait has returned, or the reader ends.
+  // A unit on its way, from Enqueue to Finish.
   struct Reading {
     std::byte* frame = nullptr;
+    int64_t frame_bytes = 0;
+    UnitId unit = -1;
     layout::Range records;  // not begun
     int64_t left = 0;       // not there yet
     absl::Status status;
     Reading* behind = nullptr;
   };
-  // The unit's shards go to `frame`, its home.
+  // The unit's shards go to `frame`, its home. `reading` outlives the reader, or lasts until
+  // Finish.
   void Enqueue(UnitId unit, std::byte* frame, Reading* reading);
-  // Blocks until all is there. The first error.
+  // Blocks until they are all there. The first error. The frame is this unit's until Finish.
   absl::Status Wait(Reading* reading);
+  void Finish(Reading* reading);
 
  private:
   struct Slot {
@@ -62,6 +67,7 @@ class CopyReader {
   };
 
   void ReadOn(std::unique_lock<std::mutex>& lock);
+  Reading* Next() const;
   static void Came(void* slot, absl::Status status);
   static void Land(void* slot);
   void CopyPieces(const Slot& slot) const;
@@ -75,8 +81,8 @@ class CopyReader {
   std::condition_variable landed_;
   staging::SlotPool pool_;
   std::vector<Slot> slots_;
-  Reading* first_ = nullptr;  // of those with records that are not begun
-  Reading* last_ = nullptr;
+  Reading* first_ = nullptr;  // of those that are not finished, in the order of Enqueue
+  bool ending_ = false;
 };
 
 }  // namespace zerohold::engine

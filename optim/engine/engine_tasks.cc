@@ -126,8 +126,9 @@ void EngineCore::RunGather(void* context, int64_t) {
   auto& issue = *static_cast<Issue*>(context);
   EngineCore& core = *issue.core;
   const telemetry::Span span(core.trace_, telemetry::Lane::kComm, "gather unit", issue.index);
-  core.queue_.Push(
-      {.kind = Event::Kind::kGathered, .issue = &issue, .status = core.GatherUnit(issue)});
+  absl::Status status = core.GatherUnit(issue);
+  if (core.copy_reader_ != nullptr) core.copy_reader_->Finish(&issue.reading);
+  core.queue_.Push({.kind = Event::Kind::kGathered, .issue = &issue, .status = std::move(status)});
 }
 
 // Brings a unit's parameters into its frame: the own shards from where they are held, the others'

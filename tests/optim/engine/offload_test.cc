@@ -47,8 +47,15 @@ EngineOptions OnDisk(EngineOptions options) {
   return options;
 }
 
-// Masters and moments after some steps: one skipped, one in which a unit has no gradient, values
-// written in between.
+// With gradients and parameters, at stages that have them in frames.
+EngineOptions AllOnDisk(EngineOptions options) {
+  if (options.zero_stage >= 2) options.offload.host_gradients_bytes = 0;
+  if (options.zero_stage >= 3) options.offload.host_parameters_bytes = 0;
+  return OnDisk(options);
+}
+
+// Masters, moments and the last gradients after some steps: one skipped, one in which a unit has no
+// gradient, values written in between.
 std::vector<float> Train(int world, DType dtype, const EngineOptions& options) {
   std::vector<float> result;
   std::mutex mutex;
@@ -66,7 +73,8 @@ std::vector<float> Train(int world, DType dtype, const EngineOptions& options) {
     trainer.Step(SeededGradient(rank, 5));
     std::vector<float> all;
     for (const ParameterId id : {0, 1, 2, 5}) {
-      for (const StateKind state : {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2}) {
+      for (const StateKind state :
+           {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2, StateKind::kGradient}) {
         const std::vector<float> one = trainer.Read(id, state);
         all.insert(all.end(), one.begin(), one.end());
       }
@@ -183,6 +191,38 @@ TEST_P(EveryForm, MoveChangesNoBit) {
   }
 }
 
+// Where gradients and parameters are on disk too they come along, and are told to stay there.
+TEST_P(EveryForm, MoveTakesAllOfARecord) {
+  const auto [dtype, form] = GetParam();
+  EngineOptions options = Options(3);
+  options.master = form;
+  std::vector<float> expected;
+  for (const bool moves : {false, true}) {
+    const EngineOptions how = moves ? AllOnDisk(options) : options;
+    Trainer trainer(how, SelfCommunicator(), Model(dtype), SeededValue);
+    trainer.Step(SeededGradient(0, 0));
+    if (moves) {
+      OffloadOptions to = how.offload;
+      EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move({})));
+      to.host_gradients_bytes = 100;
+      EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move(to)));
+      to = how.offload;
+      to.window = 2;
+      to.host_budget_bytes = 9000;
+      const Status moved = trainer.engine().Move(to);
+      ASSERT_TRUE(moved.ok()) << moved;
+    }
+    std::vector<float> all = trainer.Read(1, StateKind::kGradient);
+    for (int step = 1; step < 3; ++step) trainer.Step(SeededGradient(0, step));
+    for (const StateKind state : {StateKind::kMaster, StateKind::kMoment2}) {
+      const std::vector<float> one = trainer.Read(1, state);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    if (expected.empty()) expected = all;
+    EXPECT_EQ(all, expected);
+  }
+}
+
 TEST(Offload, MoveIsRefusedInsideAWindowAndToNowhere) {
   RunRanks(2, [](int rank, const Communicator& communicator) {
     Trainer trainer(Options(1), communicator, Model(DType::kFloat32), SeededValue);
@@ -204,7 +244,7 @@ TEST(Offload, MoveIsRefusedInsideAWindowAndToNowhere) {
 TEST(Offload, UnitsThatComeLater) {
   std::vector<float> expected;
   for (const bool disk : {false, true}) {
-    EngineOptions options = disk ? OnDisk(Options(3)) : Options(3);
+    EngineOptions options = disk ? AllOnDisk(Options(3)) : Options(3);
     options.offload.host_budget_bytes = disk ? 5000 : 0;
     Trainer trainer(options, SelfCommunicator(), TensorsInUnits({700, 300}), SeededValue);
     trainer.Step(SeededGradient(0, 0));
@@ -243,6 +283,59 @@ TEST(Offload, TrafficIsTheStatesOnce) {
   }
 }
 
+// Gradients and parameters go and come once each, and a gather reads what it sends.
+TEST(Offload, TrafficOfGradientsAndParameters) {
+  constexpr int64_t kElems = int64_t{1} << 21;
+  for (const bool parameters : {false, true}) {
+    EngineOptions options = OnDisk(Options(3));
+    options.offload.host_gradients_bytes = 0;
+    if (parameters) options.offload.host_parameters_bytes = 0;
+    options.bucket_elems = 1 << 20;
+    options.record_elems = 256 << 10;
+    ModelSpec model = Tensors({kElems});
+    model.parameters[0].dtype = DType::kBFloat16;
+    Trainer trainer(options, SelfCommunicator(), model, Constant(1.0f));
+    const MemoryStats memory = trainer.engine().Memory();
+    EXPECT_EQ(memory.Bytes(Tier::kNvme, MemoryKind::kGradients), 2 * kElems);
+    EXPECT_EQ(memory.Bytes(Tier::kHost, MemoryKind::kGradients), 0);
+    EXPECT_EQ(memory.Bytes(Tier::kNvme, MemoryKind::kParameters), parameters ? 2 * kElems : 0);
+    EXPECT_EQ(memory.Bytes(Tier::kHost, MemoryKind::kParameters), parameters ? 0 : 2 * kElems);
+    trainer.Step(Gradients({{1.0f}}));
+    for (int step = 0; step < 2; ++step) {
+      const StepStats stats = trainer.Step(Gradients({{1.0f}}));
+      const auto expected = static_cast<double>((parameters ? 16 : 14) * kElems);
+      for (const int64_t bytes : {stats.disk_read_bytes, stats.disk_written_bytes}) {
+        EXPECT_GE(static_cast<double>(bytes), expected);
+        EXPECT_LE(static_cast<double>(bytes), 1.01 * expected);
+      }
+    }
+  }
+}
+
+// Parameters that are thrown away cost nothing, and are not to be had.
+TEST(Offload, DroppedParametersAreRefusedToReaders) {
+  EngineOptions options = AllOnDisk(Options(3));
+  options.offload.drop_parameters = true;
+  const std::vector<float> expected = [&] {
+    Trainer trainer(Options(3), SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
+    for (int step = 0; step < 2; ++step)
+      trainer.Step(Gradients({{0.5f}, {0.25f}, {2.0f}, {}, {}, {1.0f}}));
+    return trainer.Read(1, StateKind::kMaster);
+  }();
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
+  EXPECT_EQ(trainer.engine().Memory().Bytes(Tier::kNvme, MemoryKind::kParameters), 0);
+  for (int step = 0; step < 2; ++step)
+    trainer.Step(Gradients({{0.5f}, {0.25f}, {2.0f}, {}, {}, {1.0f}}));
+  EXPECT_EQ(trainer.Read(1, StateKind::kMaster), expected);
+  const Status refused = trainer.engine().Acquire(1, AcquireMode::kForward);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("drop_parameters"));
+  options.master = MasterForm::kRemainder;
+  const ModelSpec model = Model(DType::kBFloat16);
+  const Status bad =
+      Engine::Create(options, {SelfCommunicator()}, model.parameters, model.units).status();
+  EXPECT_THAT(std::string(bad.message()), ::testing::HasSubstr("parameter embedding"));
+}
+
 TEST(Offload, MemoryIsCountedWhereItIs) {
   EngineOptions options = OnDisk(Options(1));
   options.offload.window = 4;
@@ -261,13 +354,13 @@ TEST(Offload, MemoryIsCountedWhereItIs) {
 TEST(Offload, ADiskThatFailsIsToldOnAllRanks) {
   const std::pair<const char*, const char*> faults[] = {{"eio=1,first=8", "Input/output error"},
                                                         {"flip=1,first=8", "checksum"},
-                                                        {"stale=1,first=8", "stale"},
+                                                        {"stale=1,first=30", "stale"},
                                                         {"enospc=1,first=8", "nvme_paths"}};
   for (const auto& [spec, text] : faults) {
     for (const int stage : {1, 3}) {
       RunRanks(3, [&](int rank, const Communicator& communicator) {
         SCOPED_TRACE(absl::StrCat(spec, ", stage ", stage, ", rank ", rank));
-        EngineOptions options = OnDisk(Options(stage));
+        EngineOptions options = AllOnDisk(Options(stage));
         if (rank == 1) options.offload.faults = spec;
         ModelSpec model = Model(DType::kBFloat16);
         Trainer trainer(options, communicator, model, Constant(0.0f));
