@@ -1,5 +1,5 @@
-// The bound of a disk: the step's reads and writes (sizes, order, depth), raw, on files of their
-// own in the same folders. No update, no checksum, no agreement.
+// The bound of a disk: a step's reads and writes (sizes, order, depth), raw, on files of their own
+// in the same folders. No update, no checksum, no agreement.
 //
 // Threads: Run on one; the transfers follow each other on the ring owner's thread.
 #pragma once
@@ -38,32 +38,46 @@ class DiskReplay {
   io::MoverCounters counters() const { return tier_->counters(); }
 
  private:
-  // One record after the other is read into it and written back.
+  // What is done with a record, one after the other in its slot: states come, ahead of the step as
+  // far as there are slots; gradients come; what an update makes goes.
+  enum class Phase : uint8_t { kAhead, kGradients, kStore, kDone };
   struct Slot {
     DiskReplay* replay;
     std::byte* memory;
-    int64_t record;
+    int64_t record = 0;
+    Phase phase = Phase::kAhead;
+    int moving = 0;
+  };
+  // One section of a record in the files, and in a slot; none for what does not move.
+  struct Section {
+    int64_t index = -1;
+    int64_t slot_offset = 0;
+  };
+  struct Place {
+    Section states, gradients, copies;
   };
 
   DiskReplay(const HeldStates& held, memory::HostBuffer memory);
+  // Gives the sizes of what it places.
+  std::vector<int64_t> PlaceSections(const HeldStates& held);
   Status Fill();
-  void Fetch(Slot& slot, tiers::NvmeTier::Done done);
-  void Store(Slot& slot);
-  Status Await(int64_t transfers, const auto& start);
-  static void Ahead(void* slot, absl::Status status);
-  static void Fetched(void* slot, absl::Status status);
-  static void Stored(void* slot, absl::Status status);
-  // One transfer less to wait for.
-  void Count(const Status& status);
+  Status Await(int64_t slots, const auto& start);
+  void Begin(Slot& slot);
+  void Go(Slot& slot);
+  void Move(Slot& slot, const Section& section, io::Direction direction);
+  static void Moved(void* slot, absl::Status status);
+  void Count();
 
   const int64_t records_;  // of a step
-  int64_t places_ = 0;     // in the files
+  const bool copy_is_read_;
+  std::vector<Place> places_;  // in the files
   const memory::HostBuffer memory_;
   std::vector<Slot> slots_;
   std::unique_ptr<tiers::NvmeTier> tier_;
 
-  int64_t next_ = 0;  // record to be fetched
-  std::atomic<int64_t> left_{0};
+  int64_t next_ = 0;  // record to be begun
+  bool ahead_ = false;
+  std::atomic<int64_t> left_{0};  // records, or slots ahead, to wait for
   Status failed_;
   std::promise<Status> ended_;
 };

@@ -114,7 +114,7 @@ StatusOr<int64_t> Stress(Engine& engine, const StressModel& model, const StressO
   double verified_records = 0;
   if (options.verify) {
     ZH_RETURN_IF_ERROR(VerifyStates(engine, model, options, measured.steps + 1, ranks));
-    verified_records = ranks.Sum(static_cast<double>(held.record_bytes.size()));
+    verified_records = ranks.Sum(static_cast<double>(held.records.size()));
   }
   if (ranks.rank() != 0) return 0;
   if (!options.json) {

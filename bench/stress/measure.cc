@@ -103,12 +103,11 @@ class Measurement {
 
  private:
   Status MakeStream(const HeldStates& held) {
-    const bool remainder = options_.master == "remainder";
     auto stream =
         MemoryStream::Create({.elems = held.elems,
                               .state_bytes = held.elem_bytes,
                               .copy_bytes = SizeOf(model_.dtype),
-                              .copy_is_read = remainder || model_.dtype == DType::kFloat32,
+                              .copy_is_read = held.copy_is_read,
                               .threads = std::max(1, device::AllowedCores() / ranks_.local_size())},
                              &ledger_);
     ZH_RETURN_IF_ERROR(ranks_.Agree(stream.status()));

@@ -9,7 +9,7 @@
 namespace zerohold::bench {
 namespace {
 
-constexpr int64_t kMostUnitElems = int64_t{16} << 20;
+constexpr int64_t kMostUnitElems = int64_t{4} << 20;
 constexpr int64_t kFewestUnits = 4;
 constexpr int kValueBits = 7;
 // Of a gradient; those of all ranks sum to 8 bits and the sign, which is what bf16 has.

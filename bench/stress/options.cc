@@ -49,19 +49,30 @@ Status CheckWords(const StressOptions& o) {
   ZH_RETURN_IF_ERROR(CheckWord("--dtype", o.dtype, kDTypes));
   ZH_RETURN_IF_ERROR(CheckWord("--master", o.master, kMasters));
   ZH_RETURN_IF_ERROR(CheckWord("--rule", o.rule, kRules));
-  for (const auto& [flag, value] :
-       {std::pair("--gradients", &o.gradients), std::pair("--parameters", &o.parameters)}) {
-    if (*value == "host") continue;
-    return absl::UnimplementedError(
-        absl::StrCat(flag, " ", *value, ": this version keeps them in host memory; give host"));
+  return absl::OkStatus();
+}
+
+// What comes in frames alone need not stay in memory.
+Status CheckStage(const StressOptions& o) {
+  if (o.zero_stage < 0) return absl::OkStatus();
+  if (o.parameters != "host" && o.zero_stage < 3) {
+    return Bad("--parameters ", o.parameters, " at --zero-stage ", o.zero_stage,
+               ": there they stay in memory; give --zero-stage 3");
+  }
+  if (o.gradients != "host" && o.zero_stage < 2) {
+    return Bad("--gradients ", o.gradients, " at --zero-stage ", o.zero_stage,
+               ": there they stay in memory; give --zero-stage 2 or 3");
   }
   return absl::OkStatus();
 }
 
 Status CheckDisk(const StressOptions& o) {
+  if (o.parameters == "none" && o.tier != "nvme") {
+    return Bad("--parameters none is for states on disk: give --tier nvme");
+  }
   if (o.on_disk()) {
     return o.nvme_paths.empty()
-               ? Bad("--tier nvme needs --nvme-path: give at least one folder on a local disk")
+               ? Bad("nvme needs --nvme-path: give at least one folder on a local disk")
                : absl::OkStatus();
   }
   const std::pair<const char*, bool> of_disk[] = {{"--nvme-path", !o.nvme_paths.empty()},
@@ -86,6 +97,11 @@ Status Check(const StressOptions& o) {
   if (o.master == "remainder" && o.dtype != "bf16") {
     return Bad("--master remainder is what bf16 weights lack: give --dtype bf16");
   }
+  if (o.parameters == "none" && (o.dtype == "fp32" || o.master == "remainder")) {
+    return Bad("--parameters none throws away what the masters of ", o.dtype, " with ", o.master,
+               " need: give --dtype bf16 or fp16 with --master fp32");
+  }
+  ZH_RETURN_IF_ERROR(CheckStage(o));
   return CheckDisk(o);
 }
 
@@ -118,9 +134,10 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
                                     CLI::AsNumberWithUnit::CASE_INSENSITIVE);
   app.add_option("--params", o.params, "Parameters, as 200M or 4B")->transform(count);
   app.add_option("--tier", o.tier, "Where optimizer states rest: host or nvme");
-  app.add_option("--gradients", o.gradients, "Where gradients rest: host");
-  app.add_option("--parameters", o.parameters, "Where parameters rest: host");
-  app.add_option("--nvme-path", o.nvme_paths, "Folders on local disks, for --tier nvme");
+  app.add_option("--gradients", o.gradients, "Where gradients rest: host or nvme");
+  app.add_option("--parameters", o.parameters,
+                 "Where parameters rest: host, nvme, or none: thrown away");
+  app.add_option("--nvme-path", o.nvme_paths, "Folders on local disks, for nvme");
   app.add_option("--steps", o.steps, "Steps that are measured; one more goes before them");
   app.add_option("--seconds", o.seconds, "Instead: steps until this long has passed");
   app.add_option("--window", o.window, "Records under way at a time; 0: as the engine likes");
@@ -129,7 +146,8 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
   app.add_option("--record", o.record_elems, "Elements that one transfer moves")->transform(count);
   app.add_option("--dtype", o.dtype, "Of parameters and gradients: fp32, bf16 or fp16");
   app.add_option("--master", o.master, "Behind 16-bit parameters: fp32, or remainder (bf16)");
-  app.add_option("--zero-stage", o.zero_stage, "0 to 3");
+  app.add_option("--zero-stage", o.zero_stage,
+                 "0 to 3; -1: 1, 2 or 3, the first that can have gradients and parameters there");
   app.add_option("--rule", o.rule, "adamw, adam, sgd, lion or adagrad");
   app.add_option("--faults", o.faults,
                  "Of the disk, as eio=0.01,short=0.2,seed=7: probabilities of short, again, eio, "
@@ -158,15 +176,24 @@ std::string AgreedText(const CLI::App& app) {
 DType StressOptions::WeightType() const { return Meaning<DType>(kDTypes, dtype); }
 UpdateRule StressOptions::Rule() const { return Meaning<UpdateRule>(kRules, rule); }
 
+int StressOptions::ZeroStage() const {
+  if (zero_stage >= 0) return zero_stage;
+  return parameters != "host" ? 3 : gradients != "host" ? 2 : 1;
+}
+
 EngineOptions StressOptions::Engine(int rank) const {
   EngineOptions options;
-  options.zero_stage = zero_stage;
+  options.zero_stage = ZeroStage();
   options.rule = Rule();
   options.reduction = GradientReduction::kSum;
   options.master = Meaning<MasterForm>(kMasters, master);
   options.bucket_elems = bucket_elems;
   options.record_elems = record_elems;
   options.offload.nvme_paths = nvme_paths;
+  if (tier == "host") options.offload.host_budget_bytes = OffloadOptions::kAllBytes;
+  if (gradients == "nvme") options.offload.host_gradients_bytes = 0;
+  if (parameters != "host") options.offload.host_parameters_bytes = 0;
+  options.offload.drop_parameters = parameters == "none";
   options.offload.window = window;
   options.offload.faults = faults;
   options.offload.read_rate = read_rate;

@@ -26,7 +26,7 @@ struct StressOptions {
   std::string dtype = "bf16";
   std::string master = "fp32";
   std::string rule = "adamw";
-  int zero_stage = 1;
+  int zero_stage = -1;  // the lowest that has in frames what is not to stay in memory
   std::string faults;
   double read_rate = 0.0;  // of --throttle, bytes a second; 0: the disk's own
   double write_rate = 0.0;
@@ -38,7 +38,8 @@ struct StressOptions {
   // Every flag that must be the same on all ranks, one "name=value" a line.
   std::string agreed_text;
 
-  bool on_disk() const { return tier == "nvme"; }
+  bool on_disk() const { return tier == "nvme" || gradients == "nvme" || parameters == "nvme"; }
+  int ZeroStage() const;
   DType WeightType() const;
   UpdateRule Rule() const;
   // Nothing is clipped, and gradients are summed: so each unit can be recomputed by itself.

@@ -20,14 +20,21 @@ StatusOr<HeldStates> StatesOf(const StressModel& model, const EngineOptions& opt
                       layout::Layout::Create(config, model.parameter_specs, model.unit_specs));
   const engine::MemoryPlan plan = engine::MakeMemoryPlan(options, layout, model.unit_specs);
 
+  const engine::Placement& placement = plan.placement;
   HeldStates held;
-  held.elem_bytes = kernels::MasterBytes({.copy = model.dtype, .master = options.master}) +
-                    (plan.moment1 ? 4 : 0) + (plan.moment2 ? 4 : 0);
-  held.slots = plan.placement.record_slots.slots;
-  held.slot_bytes = plan.placement.record_slots.slot_bytes;
-  for (const layout::Record& record : layout.records()) {
+  held.elem_bytes = engine::StateBytes(options, model.dtype);
+  held.copy_is_read =
+      kernels::MasterBytes({.copy = model.dtype, .master = options.master}) < int64_t{4};
+  held.slots = placement.record_slots.slots;
+  held.slot_bytes = placement.record_slots.slot_bytes;
+  for (size_t i = 0; i < layout.records().size(); ++i) {
+    const layout::Record& record = layout.records()[i];
+    const int64_t copy_bytes = record.elems * SizeOf(model.dtype);
+    const bool copies = placement.copies[record.space] && !placement.drop_copies;
     held.elems += record.elems;
-    held.record_bytes.push_back(record.elems * held.elem_bytes);
+    held.records.push_back({.states = placement.states[i] ? record.elems * held.elem_bytes : 0,
+                            .gradients = placement.gradients[record.space] ? copy_bytes : 0,
+                            .copies = copies ? copy_bytes : 0});
   }
   return held;
 }

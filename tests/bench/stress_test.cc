@@ -46,7 +46,10 @@ TEST(Stress, MovesWhatAStepMust) {
   const struct {
     std::string flags;
     double bytes_per_param;
-  } cases[] = {{"--dtype bf16", 12}, {"--dtype bf16 --master remainder", 10}, {"--dtype fp32", 8}};
+  } cases[] = {{"--dtype bf16", 12},
+               {"--dtype bf16 --master remainder", 10},
+               {"--dtype fp32", 8},
+               {"--gradients nvme --parameters none", 14}};
   for (const auto& c : cases) {
     SCOPED_TRACE(c.flags);
     const json line = Final(1, "--params 8M --steps 2 " + c.flags + kDisk);
@@ -64,8 +67,21 @@ TEST(Stress, EveryStateIsTheRecomputedOne) {
   EXPECT_EQ(Final(2, small + "--zero-stage 2 --dtype fp16" + kDisk)["verified_records"], 32);
   EXPECT_EQ(Final(2, small + "--rule lion --master remainder" + kDisk)["verified_records"], 32);
   EXPECT_EQ(Final(1, small + "--tier host --dtype fp32")["verified_records"], 32);
+  const std::string all = small + "--gradients nvme --parameters nvme ";
+  EXPECT_EQ(Final(2, all + "--window 2" + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(1, all + "--master remainder" + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(1, small + "--gradients nvme --parameters none" + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(1, small + "--tier host --parameters nvme --nvme-path " +
+                         ZH_TEST_FOLDER)["verified_records"],
+            32);
   // Both ranks hold everything.
   EXPECT_EQ(Final(2, small + "--zero-stage 0" + kDisk)["verified_records"], 64);
+}
+
+// Nothing of the model is in memory: 12 bytes of states and 2 of gradients are 5.6 GB.
+TEST(Stress, MemoryDoesNotGrowWithTheModel) {
+  const json line = Final(1, "--params 400M --gradients nvme --parameters none --steps 1" + kDisk);
+  EXPECT_LE(line["peak_resident_bytes"].get<int64_t>(), 200 << 20) << line;
 }
 
 TEST(Stress, FaultsOfTheDiskAreMended) {
@@ -96,7 +112,7 @@ TEST(Stress, FaultsThatCannotBeMendedEndAllRanksAlike) {
 TEST(Stress, BadInputIsOneLine) {
   ExpectRefused(2, "--params 0" + kDisk, "--params is 0", "give 1 to");
   ExpectRefused(2, "--zero-stage 4" + kDisk, "zero_stage is 4", "give 0, 1, 2 or 3");
-  ExpectRefused(2, "--parameters none" + kDisk, "--parameters none", "give host");
+  ExpectRefused(2, "--parameters none --dtype fp32" + kDisk, "--parameters none", "--dtype bf16");
   ExpectRefused(2, "--nvme-path /dev/shm", "/dev/shm", "nvme_paths");
   const struct {
     std::string flags, names, mends;
@@ -106,9 +122,12 @@ TEST(Stress, BadInputIsOneLine) {
       {"--seconds -1" + kDisk, "--seconds is -1", "more than 0"},
       {"--tier tape", "--tier tape is unknown", "give one of host, nvme"},
       {"--tier nvme", "--nvme-path", "at least one folder"},
+      {"--tier host --gradients nvme", "--nvme-path", "at least one folder"},
       {"--tier host --window 4", "--window is of the disk", "--tier nvme"},
-      {"--gradients nvme" + kDisk, "--gradients nvme", "give host"},
-      {"--parameters nvme" + kDisk, "--parameters nvme", "give host"},
+      {"--gradients nvme --zero-stage 1" + kDisk, "--gradients nvme", "--zero-stage 2 or 3"},
+      {"--parameters nvme --zero-stage 2" + kDisk, "--parameters nvme", "give --zero-stage 3"},
+      {"--tier host --parameters none --gradients nvme --nvme-path " ZH_TEST_FOLDER,
+       "--parameters none", "--tier nvme"},
       {"--master remainder --dtype fp16" + kDisk, "--master remainder", "--dtype bf16"},
       {"--throttle read=fast" + kDisk, "--throttle read=fast", "read=1GB/s"},
       {"--window -1" + kDisk, "window is -1", "to 4096"},
