@@ -52,7 +52,9 @@ LossScaleOptions Options::LossScale() const {
 OffloadOptions Options::Offload() const {
   OffloadOptions disks;
   disks.nvme_paths = nvme_paths;
-  disks.host_budget_bytes = host_budget_bytes;
+  disks.host_budget_bytes = offload == "nvme" ? host_budget_bytes : OffloadOptions::kAllBytes;
+  if (params_offload == "nvme") disks.host_parameters_bytes = 0;
+  if (gradients_offload == "nvme") disks.host_gradients_bytes = 0;
   disks.window = static_cast<int>(std::min<int64_t>(window, std::numeric_limits<int>::max()));
   disks.require_pinned = require_pinned;
   disks.io_engine = Meaning<IoEngine>(kIoEngines, io_engine);
@@ -73,6 +75,7 @@ EngineOptions Options::Engine(int rank) const {
   options.max_live_parameters_bytes = max_live_parameters_bytes;
   options.max_live_gradients_bytes = max_live_gradients_bytes;
   options.persistence_threshold_elems = persistence_threshold_elems;
+  options.overlap_next_forward = overlap_next_forward;
   options.clip_grad_norm = clip;
   options.bucket_elems = bucket_elems;
   options.update_threads = update_threads;

@@ -47,15 +47,22 @@ StatusOr<Corpus> ReadCorpus(const Options& options) {
       ": give more text or a shorter context");
 }
 
-// "in files in A, B, with 1048576 bytes a rank in host memory"; of disks.
-std::string WhereStatesRest(const Options& options) {
-  std::string text = "in files in ";
+// "states, parameters in files in A, B, with 1048576 bytes of states a rank in host memory".
+std::string WhatIsOnDisk(const Options& options) {
+  const std::pair<const char*, bool> kinds[] = {{"states", options.offload == "nvme"},
+                                                {"parameters", options.params_offload == "nvme"},
+                                                {"gradients", options.gradients_offload == "nvme"}};
+  std::string text;
+  for (const auto& [kind, on_disk] : kinds) {
+    if (on_disk) text += (text.empty() ? "" : ", ") + std::string(kind);
+  }
+  text += " in files in ";
   for (const std::string& path : options.nvme_paths) {
     text += (&path == options.nvme_paths.data() ? "" : ", ") + path;
   }
   if (options.host_budget_bytes == 0) return text;
   return text + ", with " + std::to_string(options.host_budget_bytes) +
-         " bytes a rank in host memory";
+         " bytes of states a rank in host memory";
 }
 
 void Introduce(const Job& job) {
@@ -70,7 +77,7 @@ void Introduce(const Job& job) {
       static_cast<long long>(o.micro_batch * o.accumulate * job.world),
       static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());
-  if (!o.nvme_paths.empty()) std::printf("optimizer states: %s\n", WhereStatesRest(o).c_str());
+  if (o.UsesDisk()) std::printf("on disk: %s\n", WhatIsOnDisk(o).c_str());
   const std::string hint = launch::ProbeBlas().hint;
   if (!hint.empty()) std::printf("slow: %s\n", hint.c_str());
   std::fflush(stdout);

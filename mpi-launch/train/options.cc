@@ -48,6 +48,8 @@ Status CheckWords(const Options& o) {
   status.Update(CheckWord("--optimizer", o.optimizer, std::array{"zerohold", "torch"}));
   status.Update(CheckWord("--instruction-set", o.instruction_set, kInstructionSets));
   status.Update(CheckWord("--offload", o.offload, kTiers));
+  status.Update(CheckWord("--params-offload", o.params_offload, kFrameTiers));
+  status.Update(CheckWord("--gradients-offload", o.gradients_offload, kFrameTiers));
   status.Update(CheckWord("--io-engine", o.io_engine, kIoEngines));
   return status;
 }
@@ -104,10 +106,27 @@ Status CheckPrecision(const Options& o) {
 
 // What says how disks are used goes with disks.
 Status CheckOffload(const Options& o) {
-  if (o.offload == "nvme") {
-    if (!o.nvme_paths.empty()) return absl::OkStatus();
-    return Bad("--offload nvme needs a folder on a local disk: give --nvme-path");
+  const struct {
+    const char* flag;
+    bool given;
+    int least_stage;
+  } on_disk[] = {{"--offload", o.offload == "nvme", 0},
+                 {"--params-offload", o.params_offload == "nvme", 3},
+                 {"--gradients-offload", o.gradients_offload == "nvme", 2}};
+  for (const auto& [flag, given, least_stage] : on_disk) {
+    if (given && o.nvme_paths.empty()) {
+      return Bad(std::string(flag) + " nvme needs a folder on a local disk: give --nvme-path");
+    }
+    if (given && o.zero_stage < least_stage) {
+      return Bad(std::string(flag) + " nvme is of what comes in frames: give --zero-stage " +
+                 std::to_string(least_stage) + " or more");
+    }
   }
+  if (o.gradients_offload == "nvme" && o.accumulate > 1) {
+    return Bad(
+        "--gradients-offload nvme: sums of micro-batches stay in memory; give --accumulate 1");
+  }
+  if (o.UsesDisk()) return absl::OkStatus();
   const std::pair<const char*, bool> of_disk[] = {
       {"--nvme-path", !o.nvme_paths.empty()},
       {"--host-budget", o.host_budget_bytes != 0},
@@ -125,11 +144,18 @@ Status CheckOffload(const Options& o) {
 // What the reference has not got.
 Status CheckReference(const Options& o) {
   const std::pair<const char*, bool> of_engine[] = {
-      {"--trace", !o.trace.empty()},      {"--dtype", o.dtype != "fp32"},
-      {"--master", o.master != "fp32"},   {"--optimizer-rule", o.rule != "adamw"},
-      {"--reproducible", o.reproducible}, {"--loss-scale", o.loss_scale != "auto"},
-      {"--momentum", o.momentum != 0},    {"--nesterov", o.nesterov},
+      {"--trace", !o.trace.empty()},
+      {"--dtype", o.dtype != "fp32"},
+      {"--master", o.master != "fp32"},
+      {"--optimizer-rule", o.rule != "adamw"},
+      {"--reproducible", o.reproducible},
+      {"--loss-scale", o.loss_scale != "auto"},
+      {"--momentum", o.momentum != 0},
+      {"--nesterov", o.nesterov},
       {"--offload", o.offload != "none"},
+      {"--params-offload", o.params_offload != "host"},
+      {"--gradients-offload", o.gradients_offload != "host"},
+      {"--overlap-next-forward", o.overlap_next_forward},
   };
   for (const auto& [flag, given] : of_engine) {
     if (!given || o.optimizer != "torch") continue;
@@ -224,6 +250,8 @@ void DeclareEngine(CLI::App& app, Options& o) {
                  "0 replicates all; 1 shards optimizer states, 2 gradients too, 3 weights too");
   app.add_flag("--reproducible", o.reproducible,
                "The same bits on 1, 2, 4 ... ranks, when ranks times --accumulate is the same");
+  app.add_flag("--overlap-next-forward", o.overlap_next_forward,
+               "Updates go on under the next forward pass; the same bits");
   const CLI::AsSizeValue size(/*kb_is_1000=*/true);
   app.add_option("--max-live-parameters", o.max_live_parameters_bytes,
                  "Bytes of gathered weights at one time, as 64MiB; 0: the two largest units")
@@ -240,10 +268,14 @@ void DeclareEngine(CLI::App& app, Options& o) {
 }
 
 void DeclareOffload(CLI::App& app, Options& o) {
-  app.option_defaults()->group("Where optimizer states rest");
+  app.option_defaults()->group("Where states, parameters and gradients rest");
   app.add_option("--offload", o.offload,
                  "none or host, which on CPUs are the same: all in host memory; nvme: in files on "
                  "local disks");
+  app.add_option("--params-offload", o.params_offload,
+                 "The same of each rank's shards of parameters: host, or nvme (stage 3)");
+  app.add_option("--gradients-offload", o.gradients_offload,
+                 "Of its reduced gradients: host, or nvme (stages 2 and 3, --accumulate 1)");
   app.add_option("--nvme-path", o.nvme_paths,
                  "A folder on a local disk; again for more, which share the records. The files "
                  "have no name, and nothing stays");
@@ -251,7 +283,7 @@ void DeclareOffload(CLI::App& app, Options& o) {
                  "Bytes of states that each rank keeps in host memory all the same, as 2GiB")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
   app.add_option("--window", o.window,
-                 "Records under way at a time, read, updated or written; 0: 8, or as many as 48 "
+                 "Records under way at a time, read, updated or written; 0: 8, or as many as 44 "
                  "MiB hold");
   app.add_option("--io-engine", o.io_engine,
                  "uring, threads, or best: uring where the kernel allows it");

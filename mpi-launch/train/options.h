@@ -20,6 +20,7 @@ inline constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"}
 inline constexpr std::array kMasters = {"fp32", "remainder"};
 inline constexpr std::array kInstructionSets = {"best", "baseline", "v3", "v4"};
 inline constexpr std::array kTiers = {"none", "host", "nvme"};
+inline constexpr std::array kFrameTiers = {"host", "nvme"};
 inline constexpr std::array kIoEngines = {"best", "uring", "threads"};
 
 // One member for each flag; options.cc says what each means.
@@ -62,7 +63,10 @@ struct Options {
   int64_t bucket_elems = EngineOptions{}.bucket_elems;
   int update_threads = 0;
   std::string instruction_set = "best";
+  bool overlap_next_forward = false;
   std::string offload = "none";
+  std::string params_offload = "host";
+  std::string gradients_offload = "host";
   std::vector<std::string> nvme_paths;
   int64_t host_budget_bytes = 0;
   int64_t window = 0;
@@ -81,6 +85,9 @@ struct Options {
   // Hyper-parameters of the matrices, which decay, and of all else.
   GroupOptions Group(bool decays) const;
   LossScaleOptions LossScale() const;
+  bool UsesDisk() const {
+    return offload == "nvme" || params_offload == "nvme" || gradients_offload == "nvme";
+  }
   OffloadOptions Offload() const;
   // What the engine of rank `rank` is told; its groups are Group(true) and Group(false).
   EngineOptions Engine(int rank) const;

@@ -14,7 +14,7 @@ cat output
 
 fail() { echo "FAILED: $*"; exit 1; }
 for said in '== packages' '== build into' '== this build and this machine' '== mpirun' '2 ranks' \
-  '--zero-stage 3 --offload nvme' 'optimizer states: in files in' 'parameters_hash'; do
+  '--zero-stage 3 --offload nvme' 'on disk: states in files in' 'parameters_hash'; do
   grep -q -- "$said" output || fail "did not say: $said"
 done
 last=$(tail -n 1 log)

@@ -50,7 +50,8 @@ TEST_P(TrainOffload, HashIsTheSameWhereverStatesRest) {
   EXPECT_THAT(ReadBytes(some), AllOf(Gt(0), Lt(ReadBytes(all))));
   const std::string others[] = {
       " --zero-stage 1 --window 1 --io-engine threads", " --zero-stage 1 --window 2" + mixed,
-      " --zero-stage 3 --io-engine threads --offload-faults short=0.3,again=0.2,late=0.2,seed=5"};
+      " --zero-stage 3 --io-engine threads --offload-faults short=0.3,again=0.2,late=0.2,seed=5",
+      " --zero-stage 3 --params-offload nvme --gradients-offload nvme --overlap-next-forward"};
   for (const std::string& flags : others) {
     EXPECT_EQ(HashOf(TrainAndReadLog(ranks, OnDisk(disk, type + flags))), hash) << flags;
   }
