@@ -180,7 +180,11 @@ EngineOptions Vary(const Program& program, Random& random, const std::string& fo
   if (!random.OneIn(2)) return options;
   options.offload.nvme_paths = {folder};
   if (random.OneIn(3)) options.offload.nvme_paths.push_back(folder);
-  options.offload.host_budget_bytes = random.Of<int64_t>({0, 0, 1000, 20000, 200000});
+  constexpr int64_t kAll = OffloadOptions::kAllBytes;
+  options.offload.host_budget_bytes = random.Of<int64_t>({0, 0, 1000, 20000, 200000, kAll});
+  const auto budget = [&] { return random.Of<int64_t>({0, 0, 3000, kAll}); };
+  if (options.zero_stage >= 2) options.offload.host_gradients_bytes = budget();
+  if (options.zero_stage >= 3) options.offload.host_parameters_bytes = budget();
   options.offload.window = static_cast<int>(random.Below(6));
   options.offload.io_engine = random.Of({IoEngine::kBest, IoEngine::kThreads});
   if (random.OneIn(2)) {
@@ -195,7 +199,8 @@ std::string Describe(const EngineOptions& o) {
       ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems, ", live ",
       o.max_live_parameters_bytes, "/", o.max_live_gradients_bytes, ", order ",
       static_cast<int>(o.check_collective_order), ", disk ", o.offload.nvme_paths.size(), " host ",
-      o.offload.host_budget_bytes, " window ", o.offload.window, " io ",
+      o.offload.host_budget_bytes, "/", o.offload.host_parameters_bytes, "/",
+      o.offload.host_gradients_bytes, " window ", o.offload.window, " io ",
       static_cast<int>(o.offload.io_engine), " faults \"", o.offload.faults, "\"");
 }
 
