@@ -39,17 +39,19 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
   return absl::OkStatus();
 }
 
-// Ranks of the first communicator share options; of each, its parameters.
+// Ranks of the first communicator share options; of each, its parameters. All are compared, also
+// after a difference: ranks that know nothing of it wait in the others.
 absl::Status CompareOverRanks(const EngineCore::Input& input) {
   const auto count = static_cast<int>(input.communicators.size());
+  absl::Status status;
   for (int i = 0; i < count; ++i) {
     std::string text = layout::Describe(input.parameters, input.units, i);
     if (i == 0)
       text.insert(0, absl::StrCat(DescribeOptions(input.options), "communicators: ", count, "\n"));
-    ZH_RETURN_IF_ERROR(
+    status.Update(
         comm::AgreeOnText(*input.communicators[i], "options, parameters and units", text));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status CheckCommunicators(const EngineCore::Input& input) {

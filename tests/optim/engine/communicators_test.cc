@@ -225,6 +225,42 @@ TEST(Communicators, CreateComparesWhatRanksShare) {
   });
 }
 
+// Rank 0 shares one communicator with rank 1 and another with rank 2. What two of them disagree on
+// all hear, also those that compare something else meanwhile.
+TEST(Communicators, ADifferenceBetweenTwoRanksIsToldToAll) {
+  const std::vector<Communicator> first_pair = ThreadCommunicators(2);
+  const std::vector<Communicator> second_pair = ThreadCommunicators(2);
+  RunRanks(3, [&](int rank, const Communicator& all) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    const std::vector<Communicator> communicators = {
+        all, rank < 2 ? first_pair[rank] : SelfCommunicator(),
+        rank == 1 ? SelfCommunicator() : second_pair[rank / 2]};
+    EngineOptions options = Options(1);
+    options.communication_timeout_s = 5;
+    // One parameter over each communicator; those that the first pair shares have other names.
+    const auto model = [](const std::string& name, int64_t elems) {
+      ModelSpec spec;
+      for (int i = 0; i < 3; ++i) {
+        const std::string full_name = absl::StrCat(i == 1 ? name : "same", ".", i, ".", elems);
+        spec.parameters.push_back({full_name, {elems}});
+        spec.parameters.back().communicator = i;
+        spec.units.push_back({"unit." + full_name, {full_name}, {}});
+      }
+      return spec;
+    };
+    const auto expect_told = [](const Status& status) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("other.1"));
+    };
+    const std::string name = rank == 1 ? "other" : "same";
+    const ModelSpec differs = model(name, 300);
+    expect_told(Engine::Create(options, communicators, differs.parameters, differs.units).status());
+    Trainer trainer(options, communicators, model("same", 300), Constant(1));
+    expect_told(trainer.AddUnits(model(name, 40), Constant(1)));
+    EXPECT_TRUE(trainer.Step(Gradients({{1}, {1}, {1}})).applied);
+  });
+}
+
 // Owned by one rank or cut over all: element-wise rules give the same bits.
 TEST(AtomicParameters, GiveTheSameBits) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
