@@ -110,7 +110,9 @@ absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
   for (size_t i = 0; i < begins.size(); ++i) {
     const layout::UnitPlace& place = layout_.units()[begins[i]];
     if (!place.gradients_framed || MakeGradientRoom(begins[i])) continue;
-    for (size_t j = 0; j < i; ++j) gradient_frames_.Issued(begins[j], 0);
+    for (const UnitId other : begins.first(i)) {
+      if (gradient_frames_.ExtentOf(other)) gradient_frames_.Issued(other, 0);
+    }
     return absl::ResourceExhaustedError(absl::StrCat(
         "Acquire(kBackward): gradients of unit ", input_.units[begins[i]].name, " need ",
         place.gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
