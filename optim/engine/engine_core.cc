@@ -69,8 +69,11 @@ absl::Status EngineCore::Stop() {
   }
   own_gather_executor_.reset();
   update_stream_->Synchronize();
-  absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
-  return failed_.ok() ? traced : failed_;
+  const absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
+  absl::Status untold = failed_;
+  untold.Update(storage_);
+  untold.Update(traced);
+  return untold;
 }
 
 EngineCore::~EngineCore() {

@@ -262,6 +262,16 @@ TEST(Offload, ALostRecordIsToldByAddUnits) {
   EXPECT_EQ(trainer.engine().Step().status(), lost);
 }
 
+// Nor when nothing comes after them.
+TEST(Offload, ALostRecordIsToldByClose) {
+  EngineOptions options = OnDisk(Options(1));
+  options.offload.faults = "eio=1,first=2";
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
+  const Status lost = trainer.engine().Close();
+  EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("Input/output error")) << lost;
+  EXPECT_TRUE(trainer.engine().Close().ok()) << "told once";
+}
+
 TEST(Offload, BadFoldersAreNamed) {
   const auto refused = [](const std::string& path) {
     EngineOptions options = Options(1);
