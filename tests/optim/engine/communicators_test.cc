@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 
@@ -258,6 +259,28 @@ TEST(Communicators, ADifferenceBetweenTwoRanksIsToldToAll) {
     Trainer trainer(options, communicators, model("same", 300), Constant(1));
     expect_told(trainer.AddUnits(model(name, 40), Constant(1)));
     EXPECT_TRUE(trainer.Step(Gradients({{1}, {1}, {1}})).applied);
+  });
+}
+
+// A record of an expert that one rank cannot store: its two ranks know, the others hear of it in
+// the next step.
+TEST(Communicators, ARecordThatAFewRanksLostEndsTheNextStepOnAll) {
+  RunPairs([](int rank, const std::vector<Communicator>& communicators) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    EngineOptions options = Options(1);
+    options.communication_timeout_s = 5;
+    options.offload.nvme_paths = {std::filesystem::current_path()};
+    if (rank == 3) options.offload.faults = "eio=1";
+    Trainer trainer(options, communicators, WithExpert("expert"), Constant(1));
+    const std::vector<float> values(700, 0.5f);
+    if (rank % 2 == 1) {
+      const Status lost = trainer.engine().Write(2, StateKind::kMoment1, 0, values);
+      EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("Input/output error")) << lost;
+    }
+    const Status failed = trainer.TryStep(OfRank(rank, 0)).status();
+    EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("Input/output error"))
+        << failed;
+    EXPECT_EQ(trainer.engine().Step().status(), failed) << "it stays failed";
   });
 }
 
