@@ -174,7 +174,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       coherence_(layout_),
       step_(plan_, static_cast<int>(input_.units.size()),
             {.window = memory_plan_.slots,
-             .closing = UsesDisk() && !input_.options.overlap_next_forward},
+             .closing = UsesDisk() && !(input_.options.overlap_next_forward && AnyThread(input_))},
             *this),
       agreement_(layout_),
       consistency_(layout_, input_.units),
