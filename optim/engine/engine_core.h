@@ -250,6 +250,9 @@ class EngineCore : private StepActions {
   memory::HostBuffer scratch_;
   StepPlan plan_;
   std::vector<int64_t> reductions_of_unit_;
+  // What a step waits for while no record is updated, and when all are.
+  zerohold::Stall between_updates_ = Stall::kUpdate;
+  zerohold::Stall after_updates_ = Stall::kUpdate;
 
   // Of the engine thread.
   base::BlockingQueue<Event> queue_;

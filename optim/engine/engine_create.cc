@@ -191,6 +191,10 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       in_charge_(before == nullptr) {
   for (const Operation& operation : plan_.operations) {
     if (operation.verb == Verb::kReduceScatter) ++reductions_of_unit_[operation.unit];
+    if (operation.verb == Verb::kFetch) between_updates_ = after_updates_ = Stall::kDisk;
+    // Gathers stand last.
+    const bool gather = operation.verb == Verb::kAllGather;
+    if (gather && operation.operand == Operand::kParameter) after_updates_ = Stall::kGather;
   }
   for (auto* list : {&shards_, &gather_shards_}) list->reserve(communicator_.size());
   for (auto* list : {&pieces_, &gather_pieces_}) list->reserve(communicator_.size());

@@ -96,7 +96,7 @@ void EngineCore::StartOperation(int index) {
 void EngineCore::StartRecord(Issue& issue, const Operation& operation) {
   ++moving_;
   const bool update = operation.verb == Verb::kUpdate;
-  if (update && updating_++ == 0 && UsesDisk() && !applying_) Stall(Stall::kDisk);
+  if (update && updating_++ == 0 && !applying_) Stall(between_updates_);
   if (!storage_.ok()) return Moved(&issue, absl::OkStatus());
   if (update) return update_stream_->Run(&RunUpdate, &issue);
   const auto move = operation.verb == Verb::kFetch ? &Records::Fetch : &Records::Store;
@@ -203,10 +203,7 @@ void EngineCore::Apply() {
 
 void EngineCore::FinishStepIfDone() {
   if (step_.state() != Step::State::kFinished) return;
-  const bool gathers = layout_.config().shard_update && communicator_.size() > 1;
-  if (!applying_) {
-    Stall(gathers ? Stall::kGather : UsesDisk() ? Stall::kDisk : Stall::kUpdate);
-  }
+  if (!applying_) Stall(after_updates_);
   for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
     const UnitId unit = layout_.spaces()[space].unit;
     const bool changed = (applying_ || stats_.applied) && agreement_.present()[space] &&
