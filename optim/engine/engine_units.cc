@@ -130,7 +130,7 @@ bool EngineCore::MakeGradientRoom(UnitId unit) {
   if (gradient_frames_.Allocate(unit)) return true;
   for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
     if (other == unit || !RoundOpen() || !window_.Idle(other)) continue;
-    if (gradient_frames_.ExtentOf(other)) continue;
+    if (!layout_.units()[other].gradients_framed || gradient_frames_.ExtentOf(other)) continue;
     // Only what stands before a reported unit in the order of reductions.
     bool blocks = false;
     for (UnitId later = 0; later < other; ++later)

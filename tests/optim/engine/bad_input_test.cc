@@ -352,6 +352,23 @@ TEST(BadInput, MoreGradientsThanTheFramesHoldForWhatAFrozenUnitUses) {
   });
 }
 
+// What is never reduced never stands before others: it may come whenever it likes.
+TEST(BadInput, AFrozenUnitDoesNotCountAsAbsent) {
+  RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_gradients_bytes = kFrame;
+    ModelSpec model = FourUnits();
+    model.parameters[3].frozen = true;
+    Trainer trainer(options, ranks, model, Constant(1));
+    ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+    trainer.Backward(1, Waves(rank));
+    trainer.Backward(0, Waves(rank));  // b makes room, for c counts as absent
+    trainer.Backward(3, Waves(rank));
+    EXPECT_THAT(Text(trainer.TryBackward(2, Waves(rank))), HasSubstr("counts as absent"));
+    EXPECT_TRUE(trainer.Step().applied);
+  });
+}
+
 TEST(BadInput, AMomentThatTheRuleHasNot) {
   const std::pair<UpdateRule, StateKind> pairs[] = {{UpdateRule::kSgd, StateKind::kMoment2},
                                                     {UpdateRule::kLion, StateKind::kMoment2},
