@@ -8,6 +8,7 @@
 // shared memory huge ones (transparent_hugepage/shmem_enabled; off on most systems).
 //
 // Threads: Attach and Detach from one thread at a time, any one; the bytes from all threads.
+// Invariants:
 //  1. home() and the addresses given to Attach never change what they mean.
 //  2. What is detached faults when touched, and its addresses are never free for another mmap.
 //  3. The bytes are counted once in the ledger and once in Pss; RSS (VmHWM) counts them twice.
