@@ -135,8 +135,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   if (!AnyThread(core->input_) && communicator.rank() == 0) {
     core->input_.options.notice(
         "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
-        "do not"
-        " overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+        "do not overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
   }
   core->Start();
   return core;
@@ -316,7 +315,7 @@ absl::Status EngineCore::CheckFrames() const {
     const auto too_small = [&](const char* option, int64_t needed, int64_t given) {
       return absl::InvalidArgumentError(absl::StrCat(
           option, " is ", given, ", but unit ", input_.units[i].name, " needs ", needed,
-          " bytes, with units that it uses, in frames of 2 MiB; give at ", "least that, or 0"));
+          " bytes, with units that it uses, in frames of 2 MiB; give at least that, or 0"));
     };
     if (needs.parameters[i] > memory_plan_.parameter_frame_bytes) {
       return too_small("max_live_parameters_bytes", needs.parameters[i],
