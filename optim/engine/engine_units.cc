@@ -22,17 +22,15 @@ void EngineCore::BeginMicroBatch(Call& call) {
   if (window_.micro_batches() > 0) CloseMicroBatch();
   const bool single = input_.options.max_micro_batches == 1 && !memory_plan_.sums_in_place;
   const bool last = call.last || single;
-  status = window_.BeginMicroBatch(last);
-  if (status.ok()) {
-    if (input_.options.reduction == GradientReduction::kWeightedMean) {
-      ++in_flight_;
-      executor_->Post({&RunShareWeight, this, std::bit_cast<int64_t>(call.weight)});
-    }
-    if (!applying_) BeginRoundOf(last);  // else when that step is done
-    residency_.BeginPass(Pass::kTraining);
-    Prefetch();
+  window_.BeginMicroBatch(last);
+  if (input_.options.reduction == GradientReduction::kWeightedMean) {
+    ++in_flight_;
+    executor_->Post({&RunShareWeight, this, std::bit_cast<int64_t>(call.weight)});
   }
-  Answer(call, std::move(status));
+  if (!applying_) BeginRoundOf(last);  // else when that step is done
+  residency_.BeginPass(Pass::kTraining);
+  Prefetch();
+  Answer(call, absl::OkStatus());
 }
 
 absl::Status EngineCore::CheckWeight(double weight) const {
