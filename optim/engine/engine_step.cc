@@ -126,9 +126,8 @@ const std::byte* EngineCore::Addends(const Operation& operation) const {
   }
   const auto extent = gradient_frames_.ExtentOf(operation.unit);
   if (!extent) return nullptr;
-  return reinterpret_cast<const std::byte*>(memory_->arenas().gradient_frames->home()) +
-         extent->offset + space.gradient_offset_bytes - unit.gradient_bytes.begin +
-         bucket.range.begin * SizeOf(space.dtype);
+  return memory_->arenas().gradient_frames->At(*extent) + space.gradient_offset_bytes -
+         unit.gradient_bytes.begin + bucket.range.begin * SizeOf(space.dtype);
 }
 
 void EngineCore::StartAgreement() {

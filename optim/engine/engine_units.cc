@@ -249,8 +249,7 @@ void EngineCore::Prefetch() {
 void EngineCore::IssueGathers() {
   for (const Gather& gather : gathers_) {
     Issue& issue = NewIssue(gather.unit);
-    issue.frame = reinterpret_cast<std::byte*>(memory_->arenas().parameter_frames->home()) +
-                  gather.extent.offset;
+    issue.frame = memory_->arenas().parameter_frames->At(gather.extent);
     ++gathers_in_flight_[gather.unit];
     ++in_flight_;
     waiting_gathers_.push_back(&issue);
@@ -274,9 +273,8 @@ std::byte* EngineCore::Copy(int32_t index) const {
   const layout::FlatSpace& space = layout_.spaces()[index];
   const layout::UnitPlace& unit = layout_.units()[space.unit];
   if (!unit.parameters_framed) return memory_->space(index).copy.base;
-  return reinterpret_cast<std::byte*>(memory_->arenas().parameter_frames->home()) +
-         residency_.ExtentOf(space.unit)->offset + space.parameter_offset_bytes -
-         unit.parameter_bytes.begin;
+  return memory_->arenas().parameter_frames->At(*residency_.ExtentOf(space.unit)) +
+         space.parameter_offset_bytes - unit.parameter_bytes.begin;
 }
 
 void EngineCore::Remember(UnitId unit) {

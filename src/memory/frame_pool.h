@@ -18,6 +18,7 @@
 #include <absl/status/statusor.h>
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -46,6 +47,10 @@ class FramePool {
   ~FramePool();
 
   char* home() const { return home_; }
+  // Where an extent's bytes lie there.
+  std::byte* At(const Extent& extent) const {
+    return reinterpret_cast<std::byte*>(home_ + extent.offset);
+  }
   int64_t bytes() const { return bytes_; }
   // False on kernels that cannot move shared mappings (before 5.13): every attach then maps its
   // pages one by one, about 0.2 s per GiB. Worth a notice.
