@@ -144,10 +144,6 @@ class Layout {
 
   std::span<const FlatSpace> spaces() const { return spaces_; }
   std::span<const UnitPlace> units() const { return units_; }
-  // Spaces of a unit are consecutive: [first, second).
-  std::pair<int, int> SpacesOf(UnitId unit) const {
-    return {units_[unit].first_space, units_[unit].last_space};
-  }
 
   // Where a parameter lies: its space and its range there.
   struct Place {
