@@ -27,20 +27,6 @@ struct Offer {
   std::array<char, 64> name{};  // empty: no segment on this node
 };
 
-// Every rank's `mine`, by rank.
-template <typename T>
-absl::StatusOr<std::vector<T>> GatherAll(comm::Communicator& communicator, const char* what,
-                                         const T& mine) {
-  std::vector<T> all(communicator.size());
-  all[communicator.rank()] = mine;
-  std::vector<comm::Piece> pieces;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    pieces.push_back({rank, static_cast<int64_t>(rank * sizeof(T)), sizeof(T)});
-  }
-  ZH_RETURN_IF_ERROR(communicator.AllGather({what}, all.data(), pieces));
-  return all;
-}
-
 // What a pool lacks: all of it, or nothing, for a pool does not grow.
 int64_t Missing(const memory::FramePool* pool, int64_t bytes) {
   if (pool != nullptr && pool->bytes() >= bytes) return 0;
@@ -110,7 +96,8 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
                                    const base::NoticeSink& notice) {
   const int rank = communicator.rank();
   const Need mine{memory::SharedMemoryMount(), base::AlignUp(bytes, base::kFrameBytes)};
-  ZH_ASSIGN_OR_RETURN(const std::vector<Need> needs, GatherAll(communicator, "arena sizes", mine));
+  ZH_ASSIGN_OR_RETURN(const std::vector<Need> needs,
+                      comm::GatherAll(communicator, "arena sizes", mine));
   Share share;
   int leader = rank;
   int64_t node_bytes = 0;
@@ -137,7 +124,7 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
     }
   }
   ZH_ASSIGN_OR_RETURN(const std::vector<Offer> offers,
-                      GatherAll(communicator, "segment names", offer));
+                      comm::GatherAll(communicator, "segment names", offer));
   const std::string name = offers[leader].name.data();
   if (!name.empty() && leader != rank) {
     auto opened = memory::Segment::Open(name);

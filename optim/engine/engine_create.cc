@@ -89,16 +89,12 @@ layout::LayoutConfig MakeLayoutConfig(const EngineCore::Input& input) {
 // The cores of this process's affinity mask, shared evenly by the ranks of the node that have the
 // same mask.
 absl::StatusOr<int> UpdateThreads(comm::Communicator& communicator, int asked) {
-  std::vector<uint64_t> masks(communicator.size());
-  const uint64_t mine[] = {device::AffinityFingerprint(), memory::SharedMemoryMount()};
-  masks[communicator.rank()] = mine[0] ^ (mine[1] * 0x9e3779b97f4a7c15u);
-  std::vector<comm::Piece> pieces;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    pieces.push_back({rank, rank * int64_t{sizeof(uint64_t)}, sizeof(uint64_t)});
-  }
-  ZH_RETURN_IF_ERROR(communicator.AllGather({"core sharing"}, masks.data(), pieces));
+  const uint64_t mine =
+      device::AffinityFingerprint() ^ (memory::SharedMemoryMount() * 0x9e3779b97f4a7c15u);
+  ZH_ASSIGN_OR_RETURN(const std::vector<uint64_t> masks,
+                      comm::GatherAll(communicator, "core sharing", mine));
   if (asked > 0) return asked;
-  const auto sharers = std::count(masks.begin(), masks.end(), masks[communicator.rank()]);
+  const auto sharers = std::ranges::count(masks, mine);
   return std::max(1, device::AllowedCores() / static_cast<int>(sharers));
 }
 
