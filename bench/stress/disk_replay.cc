@@ -112,7 +112,7 @@ StatusOr<double> DiskReplay::Run(const Ranks& ranks) {
 
 // Until as many slots have come as far as they go, or records, since `start`.
 Status DiskReplay::Await(int64_t count, const auto& start) {
-  if (count == 0) return absl::OkStatus();
+  if (count == 0) return absl::OkStatus();  // a rank without records
   failed_ = absl::OkStatus();
   ended_ = {};
   left_ = count;

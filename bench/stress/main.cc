@@ -104,9 +104,8 @@ void PrintJson(const StressModel& model, const Measured& measured, int64_t verif
   std::abort();
 }
 
-// The records that were compared, of all ranks.
-StatusOr<int64_t> Stress(Engine& engine, const StressModel& model, const StressOptions& options,
-                         Ranks& ranks) {
+Status Stress(Engine& engine, const StressModel& model, const StressOptions& options,
+              Ranks& ranks) {
   ZH_ASSIGN_OR_RETURN(const HeldStates held,
                       StatesOf(model, options.Engine(0), ranks.rank(), ranks.size()));
   ZH_RETURN_IF_ERROR(SetFirstValues(engine, model));
@@ -116,14 +115,14 @@ StatusOr<int64_t> Stress(Engine& engine, const StressModel& model, const StressO
     ZH_RETURN_IF_ERROR(VerifyStates(engine, model, options, measured.steps + 1, ranks));
     verified_records = ranks.Sum(static_cast<double>(held.records.size()));
   }
-  if (ranks.rank() != 0) return 0;
+  if (ranks.rank() != 0) return absl::OkStatus();
   if (!options.json) {
     PrintTable(model, options, measured, ranks.size());
     if (options.verify) std::printf("%.0f records verified\n", verified_records);
   } else {
     PrintJson(model, measured, static_cast<int64_t>(verified_records), ranks.size());
   }
-  return 0;
+  return absl::OkStatus();
 }
 
 // Gives the same status on every rank.
@@ -142,7 +141,7 @@ Status Run(int argc, char** argv, Ranks& ranks) {
   ZH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                       Engine::Create(options->Engine(ranks.rank()), {*std::move(communicator)},
                                      model.parameter_specs, model.unit_specs));
-  const Status stressed = Stress(*engine, model, *options, ranks).status();
+  const Status stressed = Stress(*engine, model, *options, ranks);
   const Status closed = engine->Close();
   return stressed.ok() ? ranks.Agree(closed) : stressed;
 }

@@ -8,9 +8,9 @@
 //
 // Threads: any thread may call, one call at a time. A forked child has none of the engine's memory,
 // and every call there is FailedPrecondition. Collective calls are made by all ranks in the same
-// order. A call that fails with the caller's mistake has changed nothing; a call that fails
-// because a peer did (Aborted, DeadlineExceeded) leaves the engine failed, and every later call
-// gives the same status.
+// order. A call that fails with the caller's mistake has changed nothing. A call that fails because
+// a peer did (Aborted, DeadlineExceeded, Cancelled), and a Step that fails because a disk did,
+// leave the engine failed for good: every later call gives the same status.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ class ZH_EXPORT Engine {
   // communicators[0] is of all ranks of the engine: over it options are compared, and a step's
   // norm, verdict and failures agreed. A parameter is sharded, reduced and compared over the one
   // that ParameterSpec::communicator names, [0] or some ranks of it. What other ranks list may
-  // differ (experts, pipeline stages); ranks that share several communicators list the units that
-  // hold their parameters in the same order.
+  // differ (experts, pipeline stages); ranks that share several communicators list them, and the
+  // units that hold their parameters, in the same order.
   static StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                   std::vector<Communicator> communicators,
                                                   std::vector<ParameterSpec> parameters,
@@ -86,13 +86,13 @@ class ZH_EXPORT Engine {
   Status Release(UnitId unit);
 
   // The unit's gradients are final for this micro-batch; at most once in it, after
-  // Acquire(kBackward). Does not block. A unit that no rank reports in a window keeps its
-  // parameters, its states and its own step count; one that some ranks report counts as zero on the
-  // others.
+  // Acquire(kBackward). Does not block, but without MPI_THREAD_MULTIPLE collectives may run inside
+  // it. A unit that no rank reports in a window keeps its parameters, its states and its own step
+  // count; one that some ranks report counts as zero on the others.
   Status GradReady(UnitId unit);
 
   // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that
-  // Step refuses. Errors: InvalidArgument naming the group or field.
+  // Step refuses. Not collective, not blocking. Errors: InvalidArgument naming the group or field.
   Status SetGroup(int group, const GroupOptions& options);
 
   // What the trainer multiplies the next loss by; 1 unless loss_scale is enabled. The same on all
@@ -102,23 +102,26 @@ class ZH_EXPORT Engine {
   // Reduces what is left, agrees, clips, updates, gathers. Collective, blocking. A non-finite
   // gradient is no error: nothing changes on any rank and StepStats says so. Errors:
   // FailedPrecondition (no gradients reported, ranks that disagree): nothing has changed but the
-  // gradients, which are gone.
+  // gradients, which are gone; those of a disk that failed on any rank since the last Step.
   StatusOr<StepStats> Step();
 
   // Copies elements [begin, begin + out.size()) of a state, as fp32, to every rank. Collective,
   // blocking, between steps. Errors: InvalidArgument naming parameter and range; FailedPrecondition
-  // for a state that a frozen parameter, or the rule, has not got.
+  // for a state that a frozen parameter, or the rule, has not got; those of a disk, which end the
+  // next Step too.
   Status Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out);
   // The reverse; every rank gives the same values. kGradient cannot be written, nor a parameter of
   // a unit that is acquired.
   Status Write(ParameterId id, StateKind state, int64_t begin, std::span<const float> values);
 
-  // Returns when nothing of ours is in flight; nothing will be until the next call.
+  // Returns when nothing of ours is in flight; nothing will be until the next call. Blocking, not
+  // collective. Errors: those of a disk that failed on this rank since the last Step, which all
+  // ranks hear of in the next one.
   Status Quiesce();
 
   // The trainer has written parameters outside kWrite: its copies become the masters. Units in
-  // frames (stage 3) have none outside an acquire. Between steps; the same on every rank, else the
-  // next Step refuses.
+  // frames (stage 3) have none outside an acquire. Blocking, not collective, between steps; the
+  // same on every rank, else the next Step refuses. Errors: FailedPrecondition inside a window.
   Status AdoptParameters();
 
   // Appends to the model: ids go on from the last, and `groups` are counted behind those there are.

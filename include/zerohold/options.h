@@ -155,9 +155,11 @@ struct EngineOptions {
   OffloadOptions offload;
 
   // Step returns as soon as the ranks have agreed on it; updates and gathers go on under the next
-  // forward pass, in its order, and Acquire waits for its unit. The first kBackward acquire, or any
-  // other call, waits for all of them. No bit changes. A disk that fails meanwhile ends the next
-  // Step. Without MPI_THREAD_MULTIPLE, Step waits as before.
+  // forward pass, in its order, and Acquire waits for its unit. SetGroup, the first BeginMicroBatch
+  // (but with kWeightedMean) and the Release of a unit that is not written do not wait. The first
+  // kBackward acquire, or any other call, waits for all of them. No bit changes. A disk that fails
+  // meanwhile ends the next Step, or is told by Close. Without MPI_THREAD_MULTIPLE, Step waits as
+  // before.
   bool overlap_next_forward = false;
 
   // Global 2-norm above which gradients are scaled down, by limit / (norm + 1e-6). 0 is off.

@@ -1,15 +1,10 @@
 // What happens to a transfer is a function of the seed and of its number, whatever happened to
 // those before it.
-#include <algorithm>
 #include <cerrno>
-#include <string>
-#include <vector>
 
 #include "offload/io/backends.h"
-#include "offload/io/completion_queue.h"
-#include "offload/io/in_flight_table.h"
+#include "offload/io/decorator.h"
 #include "src/base/align.h"
-#include "src/telemetry/trace.h"
 
 namespace zerohold::io {
 namespace {
@@ -36,61 +31,28 @@ class Random {
   uint64_t state_;
 };
 
-class FaultyBackend final : public IoBackend {
+struct Passed {
+  uint64_t tag = 0;
+  std::byte* memory = nullptr;
+  bool flip = false;
+  int later = 0;  // completions that overtake this one
+  uint64_t random = 0;
+};
+struct Held {
+  Completion completion;
+  int later = 0;
+};
+
+class FaultyBackend final : public Decorator<Passed, Held> {
  public:
   FaultyBackend(std::unique_ptr<IoBackend> under, const FaultSpec& spec, FaultTally* tally)
-      : under_(std::move(under)),
-        name_(std::string("faulty ") + under_->name()),
+      : Decorator("faulty", std::move(under)),
         spec_(spec),
         tally_(tally != nullptr ? tally : &own_tally_) {}
 
-  const char* name() const override { return name_.c_str(); }
-
-  absl::Status Open(std::span<const int> descriptors, std::span<const std::span<std::byte>> memory,
-                    int depth) override {
-    passed_.Reset(depth);
-    batch_.reserve(depth);
-    arrived_.resize(depth);
-    held_.reserve(depth);
-    ready_.reserve(depth);
-    return under_->Open(descriptors, memory, depth);
-  }
-
-  void Submit(std::span<const Transfer> transfers) override {
-    batch_.clear();
-    for (const Transfer& transfer : transfers) Start(transfer);
-    if (!batch_.empty()) under_->Submit(batch_);
-  }
-
-  int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) override {
-    const int64_t deadline_ns = telemetry::NowNs() + timeout_ns;
-    for (;;) {
-      if (passed_.size() == 0) ReleaseHeld();
-      const int64_t left_ns = std::max<int64_t>(deadline_ns - telemetry::NowNs(), 0);
-      const int64_t count = under_->Reap(arrived_, ready_.empty() ? left_ns : 0);
-      for (int64_t i = 0; i < count; ++i) Arrive(arrived_[i]);
-      if (passed_.size() == 0) ReleaseHeld();
-      if (count == 0 || !ready_.empty()) return TakeFront(ready_, completions);
-    }
-  }
-
-  void Wake() override { under_->Wake(); }
-
  private:
-  struct Passed {
-    uint64_t tag = 0;
-    std::byte* memory = nullptr;
-    bool flip = false;
-    int later = 0;  // completions that overtake this one
-    uint64_t random = 0;
-  };
-  struct Held {
-    Completion completion;
-    int later = 0;
-  };
-
   // Draws in one fixed order: the probability of one kind does not move the others.
-  void Start(const Transfer& transfer) {
+  void Start(const Transfer& transfer) override {
     const int64_t number = number_++;
     const bool writes = transfer.direction == Direction::kWrite;
     Random random(spec_.seed, number);
@@ -137,19 +99,13 @@ class FaultyBackend final : public IoBackend {
     Deliver({transfer.tag, result});
   }
 
-  void Pass(Transfer transfer, const Passed& passed) {
-    transfer.tag = static_cast<uint64_t>(passed_.Add(passed));
-    batch_.push_back(transfer);
-  }
-
-  void Arrive(const Completion& completion) {
-    const Passed passed = passed_.Take(completion.tag);
-    if (passed.flip && completion.result > 0) {
+  void Arrive(const Passed& passed, int64_t result) override {
+    if (passed.flip && result > 0) {
       tally_->Add(Fault::kBitFlip, 1);
-      const uint64_t bit = passed.random % (8 * static_cast<uint64_t>(completion.result));
+      const uint64_t bit = passed.random % (8 * static_cast<uint64_t>(result));
       passed.memory[bit / 8] ^= std::byte{1} << (bit % 8);
     }
-    const Completion mine = {passed.tag, completion.result};
+    const Completion mine = {passed.tag, result};
     if (passed.later == 0) return Deliver(mine);
     tally_->Add(Fault::kLate, 1);
     held_.push_back({mine, passed.later});
@@ -164,23 +120,18 @@ class FaultyBackend final : public IoBackend {
     });
   }
 
-  // Nothing is left that could overtake them.
-  void ReleaseHeld() {
+  // All of it when nothing is left that could overtake it.
+  int64_t ReleaseDue() override {
+    if (any_passed()) return kNever;
     for (const Held& held : held_) ready_.push_back(held.completion);
     held_.clear();
+    return kNever;
   }
 
-  std::unique_ptr<IoBackend> under_;
-  const std::string name_;
   const FaultSpec spec_;
   FaultTally own_tally_;
   FaultTally* const tally_;
   int64_t number_ = 0;  // of the next transfer
-  InFlightTable<Passed> passed_;
-  std::vector<Transfer> batch_;
-  std::vector<Completion> arrived_;
-  std::vector<Held> held_;
-  std::vector<Completion> ready_;
 };
 
 }  // namespace

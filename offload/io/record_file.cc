@@ -147,10 +147,10 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Whether direct I/O works: asked for, and tried with one block, since some take the flag and then
-// refuse the transfer.
-absl::StatusOr<bool> MakeDirect(int descriptor, int64_t bytes, const std::string& folder,
-                                const base::NoticeSink& notice) {
+// Direct I/O, where it works: asked for, and tried with one block, since some take the flag and
+// then refuse the transfer.
+absl::Status MakeDirect(int descriptor, int64_t bytes, const std::string& folder,
+                        const base::NoticeSink& notice) {
   const int flags = fcntl(descriptor, F_GETFL);
   int error = fcntl(descriptor, F_SETFL, flags | O_DIRECT) == 0 ? 0 : errno;
   if (error == 0 && bytes >= base::kPageBytes) {
@@ -161,13 +161,13 @@ absl::StatusOr<bool> MakeDirect(int descriptor, int64_t bytes, const std::string
         UntilNotInterrupted([&] { return pwrite(descriptor, block.get(), base::kPageBytes, 0); });
     error = written == base::kPageBytes ? 0 : written < 0 ? errno : EIO;
   }
-  if (error == 0) return true;
+  if (error == 0) return absl::OkStatus();
   if (error != EINVAL && error != EOPNOTSUPP) return CannotMake(folder, error);
   fcntl(descriptor, F_SETFL, flags);
   notice(
       absl::StrCat(Named(folder), "refuses direct I/O (", std::strerror(error),
                    "): records go through the kernel's page cache, slower and with more memory"));
-  return false;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -182,7 +182,7 @@ absl::StatusOr<RecordFile> RecordFile::Create(const std::string& folder, int64_t
   file.bytes_ = bytes;
   ZH_ASSIGN_OR_RETURN(file.descriptor_, OpenNameless(folder));
   ZH_RETURN_IF_ERROR(Reserve(file.descriptor_, bytes, folder, notice));
-  ZH_ASSIGN_OR_RETURN(file.direct_, MakeDirect(file.descriptor_, bytes, folder, notice));
+  ZH_RETURN_IF_ERROR(MakeDirect(file.descriptor_, bytes, folder, notice));
   return file;
 }
 
@@ -191,7 +191,6 @@ RecordFile::RecordFile(RecordFile&& other) noexcept { *this = std::move(other); 
 RecordFile& RecordFile::operator=(RecordFile&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(bytes_, other.bytes_);
-  std::swap(direct_, other.direct_);
   std::swap(folder_, other.folder_);
   return *this;
 }

@@ -27,14 +27,12 @@ class RecordFile {
 
   int descriptor() const { return descriptor_; }
   int64_t bytes() const { return bytes_; }
-  bool direct() const { return direct_; }
   const std::string& folder() const { return folder_; }
 
  private:
   RecordFile() = default;
   int descriptor_ = -1;
   int64_t bytes_ = 0;
-  bool direct_ = false;
   std::string folder_;
 };
 

@@ -51,7 +51,6 @@ class SlotPool {
   // Nothing when all slots are lent.
   std::optional<Lease> TryLease();
 
-  int64_t slot_bytes() const { return slot_bytes_; }
   int slots() const { return slots_; }
   int free_slots() const { return static_cast<int>(free_.size()); }
 

@@ -137,6 +137,25 @@ Status GroupOptions::Validate(UpdateRule rule) const {
   return absl::OkStatus();
 }
 
+Status ScheduleOptions::Validate() const {
+  if (warmup_steps < 0) return Bad("warmup_steps", warmup_steps, "0 or more");
+  if (kind != ScheduleKind::kConstant && total_steps <= warmup_steps) {
+    return Bad("total_steps", total_steps,
+               absl::StrCat("more than warmup_steps, which is ", warmup_steps).c_str());
+  }
+  if (!(final_fraction >= 0.0 && final_fraction <= 1.0)) {
+    return Bad("final_fraction", final_fraction, "a number from 0 to 1");
+  }
+  if (base_batch_size < 0) return Bad("base_batch_size", base_batch_size, "0 (no scaling) or more");
+  if (batch_size < 0) return Bad("batch_size", batch_size, "0 (no scaling) or more");
+  if ((base_batch_size == 0) != (batch_size == 0)) {
+    return Bad(
+        "batch_size", batch_size,
+        absl::StrCat("it together with base_batch_size, which is ", base_batch_size).c_str());
+  }
+  return absl::OkStatus();
+}
+
 Status LossScaleOptions::Validate() const {
   constexpr const char* kNormal = "2^-126 or more, finite in fp32";
   if (!NormalInFloat(initial)) return Bad("initial", initial, kNormal);
@@ -179,7 +198,7 @@ Status OffloadOptions::Validate() const {
 Status EngineOptions::Validate() const {
   if (zero_stage < 0 || zero_stage > 3) return Bad("zero_stage", zero_stage, "0, 1, 2 or 3");
   ZH_RETURN_IF_ERROR(CheckGroups(*this));
-  ZH_RETURN_IF_ERROR(schedule.Validate());
+  ZH_RETURN_IF_ERROR(Under("schedule", schedule.Validate()));
   if (reduction > GradientReduction::kWeightedMean) {
     return Bad("reduction", static_cast<int>(reduction), "a value of GradientReduction");
   }

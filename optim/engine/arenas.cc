@@ -27,38 +27,20 @@ struct Offer {
   std::array<char, 64> name{};  // empty: no segment on this node
 };
 
-// Every rank's `mine`, by rank.
-template <typename T>
-absl::StatusOr<std::vector<T>> GatherAll(comm::Communicator& communicator, const char* what,
-                                         const T& mine) {
-  std::vector<T> all(communicator.size());
-  all[communicator.rank()] = mine;
-  std::vector<comm::Piece> pieces;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    pieces.push_back({rank, static_cast<int64_t>(rank * sizeof(T)), sizeof(T)});
-  }
-  ZH_RETURN_IF_ERROR(communicator.AllGather({what}, all.data(), pieces));
-  return all;
-}
-
 // What a pool lacks: all of it, or nothing, for a pool does not grow.
 int64_t Missing(const memory::FramePool* pool, int64_t bytes) {
   if (pool != nullptr && pool->bytes() >= bytes) return 0;
   return base::AlignUp(bytes, base::kFrameBytes);
 }
-int64_t Missing(const memory::AddressArena* staging, int64_t bytes) {
-  return staging != nullptr && staging->bytes() >= bytes ? 0 : bytes;
-}
 
-// A rank's slice of the segment: what stays of a generation's arenas, then the frames and the
-// staging that are missing. Bytes.
+// A rank's slice of the segment: what stays of a generation's arenas, then the frames that are
+// missing. Bytes.
 struct Slice {
   Slice(const layout::ArenaSizes& sizes, FrameSizes frames, const Arenas& before)
       : parameters(sizes.resident_parameter_bytes),
         gradients(sizes.resident_gradient_bytes),
         parameter_frames(Missing(before.parameter_frames.get(), frames.parameters)),
-        gradient_frames(Missing(before.gradient_frames.get(), frames.gradients)),
-        staging(Missing(before.staging.get(), frames.staging)) {}
+        gradient_frames(Missing(before.gradient_frames.get(), frames.gradients)) {}
 
   int64_t GradientsBegin() const { return base::AlignUp(parameters, base::kPageBytes); }
   int64_t ParameterFramesBegin() const {
@@ -71,7 +53,6 @@ struct Slice {
   int64_t gradients;
   int64_t parameter_frames;
   int64_t gradient_frames;
-  int64_t staging;  // not in the segment
 };
 
 // This rank's part of the node's segment; without one, `segment` is empty.
@@ -115,7 +96,8 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
                                    const base::NoticeSink& notice) {
   const int rank = communicator.rank();
   const Need mine{memory::SharedMemoryMount(), base::AlignUp(bytes, base::kFrameBytes)};
-  ZH_ASSIGN_OR_RETURN(const std::vector<Need> needs, GatherAll(communicator, "arena sizes", mine));
+  ZH_ASSIGN_OR_RETURN(const std::vector<Need> needs,
+                      comm::GatherAll(communicator, "arena sizes", mine));
   Share share;
   int leader = rank;
   int64_t node_bytes = 0;
@@ -142,7 +124,7 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
     }
   }
   ZH_ASSIGN_OR_RETURN(const std::vector<Offer> offers,
-                      GatherAll(communicator, "segment names", offer));
+                      comm::GatherAll(communicator, "segment names", offer));
   const std::string name = offers[leader].name.data();
   if (!name.empty() && leader != rank) {
     auto opened = memory::Segment::Open(name);
@@ -158,11 +140,13 @@ absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t byt
 
 // Private, so that it is in huge pages, which shared memory seldom has: a transfer into small ones
 // is cut at a disk's limit of segments (254 of 4 KiB of virtio's), and took 1.35 times as long.
-absl::Status FillStaging(Arenas& arenas, const Slice& slice, memory::Ledger* ledger) {
-  if (slice.staging == 0) return absl::OkStatus();
+absl::Status FillStaging(Arenas& arenas, int64_t bytes, memory::Ledger* ledger) {
+  if (bytes == 0 || (arenas.staging != nullptr && arenas.staging->bytes() >= bytes)) {
+    return absl::OkStatus();
+  }
   ZH_ASSIGN_OR_RETURN(memory::AddressArena staging,
-                      memory::AddressArena::Reserve(slice.staging, MemoryKind::kStaging, ledger));
-  ZH_RETURN_IF_ERROR(staging.AttachPrivate(0, slice.staging));
+                      memory::AddressArena::Reserve(bytes, MemoryKind::kStaging, ledger));
+  ZH_RETURN_IF_ERROR(staging.AttachPrivate(0, bytes));
   arenas.staging = std::make_shared<const memory::AddressArena>(std::move(staging));
   return absl::OkStatus();
 }
@@ -201,7 +185,7 @@ absl::StatusOr<Arenas> CreateArenas(comm::Communicator& communicator, const layo
   absl::Status made;
   if (grows) made = AddGeneration(arenas, sizes, slice, share, books.ledger);
   if (made.ok()) made = FillFrames(arenas, slice, share, books.ledger);
-  if (made.ok()) made = FillStaging(arenas, slice, books.ledger);
+  if (made.ok()) made = FillStaging(arenas, frames.staging, books.ledger);
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, made));
   return arenas;
 }

@@ -69,8 +69,11 @@ absl::Status EngineCore::Stop() {
   }
   own_gather_executor_.reset();
   update_stream_->Synchronize();
-  absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
-  return failed_.ok() ? traced : failed_;
+  const absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
+  absl::Status untold = failed_;
+  untold.Update(storage_);
+  untold.Update(traced);
+  return untold;
 }
 
 EngineCore::~EngineCore() {
@@ -318,13 +321,14 @@ void EngineCore::Adopt(Call& call) {
 }
 
 void EngineCore::AnswerAccess(const absl::Status& status) {
-  // A core that is not replaced goes on, unless its communicators are broken; a record that cannot
-  // be read or written is lost.
+  // A core that is not replaced goes on, unless its communicators are broken. A record that cannot
+  // be read or written is lost, which only the ranks of its communicator know so far.
   const bool extends = access_call_->kind == Call::Kind::kExtend;
   const bool broken =
       absl::IsAborted(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
   const bool refused = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status);
-  if (!status.ok() && (extends ? broken : !refused)) Fail(status);
+  if (broken) Fail(status);
+  if (!broken && !refused && !extends) storage_.Update(status);
   Call& call = *std::exchange(access_call_, nullptr);
   if (status.ok() && call.kind == Call::Kind::kWrite) {
     const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;

@@ -5,15 +5,15 @@
 // thread; the communication threads and the update stream touch only the operands of the operation
 // at hand, which the plan's order keeps apart, and hand over by the queue. There are two channels
 // of collectives, reductions (with the agreement) and gathers of parameters, neither of which waits
-// for the other. Invariants:
+// for the other. Where a step goes on under the next forward pass, only calls that touch nothing of
+// it go on too. Invariants:
 //  1. Every operation that starts pushes exactly one completion, failed or not.
 //  2. What is issued next follows from the trainer's calls and the plan, never from what is
-//  finished.
+//     finished.
 //  3. Once `failed_` is set nothing new starts, and every call gets it.
-//  Where a step goes on under the next forward pass, only calls that touch nothing of it go on too.
 //  4. After warm-up nothing is allocated in a step.
 //  5. A core never changes its model: when units are added, a successor takes over its memory and
-//  communicators.
+//     communicators.
 #pragma once
 
 #include <absl/status/status.h>
@@ -144,12 +144,14 @@ class EngineCore : private StepActions {
   absl::Status BuildSuccessor(const Call& call);
   void Inherit(const EngineCore& before);
 
-  absl::Status CarryOut(const Move& move);
-
   // engine_core.cc: the loop, and calls that are answered at once.
+  absl::Status CarryOut(const Move& move);
   void Loop();
   void Handle(Event& event);
   void OperationDone(int index, bool added, const absl::Status& status);
+  bool Overlaps() const;
+  bool MayGoOn(const Call& call) const;
+  bool TakeHeldCall();
   void HandleCall(Call& call);
   void Answer(Call& call, absl::Status status);
   absl::Status CheckAccess(const Call& call) const;
@@ -188,9 +190,6 @@ class EngineCore : private StepActions {
 
   // engine_step.cc: the course of a step.
   bool UsesDisk() const { return !input_.options.offload.nvme_paths.empty(); }
-  bool Overlaps() const;
-  bool MayGoOn(const Call& call) const;
-  bool TakeHeldCall();
   void BeginStep(Call& call);
   absl::Status CheckStep() const;
   absl::Status CheckCopies(const char* call) const;
@@ -260,6 +259,9 @@ class EngineCore : private StepActions {
   memory::HostBuffer scratch_;
   StepPlan plan_;
   std::vector<int64_t> reductions_of_unit_;
+  // What a step waits for while no record is updated, and when all are.
+  zerohold::Stall between_updates_ = Stall::kUpdate;
+  zerohold::Stall after_updates_ = Stall::kUpdate;
 
   // Of the engine thread.
   base::BlockingQueue<Event> queue_;
@@ -284,7 +286,7 @@ class EngineCore : private StepActions {
   bool stopping_ = false;
   bool agreed_ = false;       // the verdict waits for gathers that read what it may change
   bool access_due_ = false;   // so does the access call
-  int64_t in_flight_ = 0;     // collectives
+  int64_t in_flight_ = 0;     // collectives, but for agreement, blame, closing and access
   int64_t gathering_ = 0;     // those of them that gather units
   int64_t accumulating_ = 0;  // units
   int64_t moving_ = 0;        // records, from or to disk

@@ -45,17 +45,19 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
   return absl::OkStatus();
 }
 
-// Ranks of the first communicator share options; of each, its parameters.
+// Ranks of the first communicator share options; of each, its parameters. All are compared, also
+// after a difference: ranks that know nothing of it wait in the others.
 absl::Status CompareOverRanks(const EngineCore::Input& input) {
   const auto count = static_cast<int>(input.communicators.size());
+  absl::Status status;
   for (int i = 0; i < count; ++i) {
     std::string text = layout::Describe(input.parameters, input.units, i);
     if (i == 0)
       text.insert(0, absl::StrCat(DescribeOptions(input.options), "communicators: ", count, "\n"));
-    ZH_RETURN_IF_ERROR(
+    status.Update(
         comm::AgreeOnText(*input.communicators[i], "options, parameters and units", text));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::Status CheckCommunicators(const EngineCore::Input& input) {
@@ -93,16 +95,12 @@ layout::LayoutConfig MakeLayoutConfig(const EngineCore::Input& input) {
 // The cores of this process's affinity mask, shared evenly by the ranks of the node that have the
 // same mask.
 absl::StatusOr<int> UpdateThreads(comm::Communicator& communicator, int asked) {
-  std::vector<uint64_t> masks(communicator.size());
-  const uint64_t mine[] = {device::AffinityFingerprint(), memory::SharedMemoryMount()};
-  masks[communicator.rank()] = mine[0] ^ (mine[1] * 0x9e3779b97f4a7c15u);
-  std::vector<comm::Piece> pieces;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    pieces.push_back({rank, rank * int64_t{sizeof(uint64_t)}, sizeof(uint64_t)});
-  }
-  ZH_RETURN_IF_ERROR(communicator.AllGather({"core sharing"}, masks.data(), pieces));
+  const uint64_t mine =
+      device::AffinityFingerprint() ^ (memory::SharedMemoryMount() * 0x9e3779b97f4a7c15u);
+  ZH_ASSIGN_OR_RETURN(const std::vector<uint64_t> masks,
+                      comm::GatherAll(communicator, "core sharing", mine));
   if (asked > 0) return asked;
-  const auto sharers = std::count(masks.begin(), masks.end(), masks[communicator.rank()]);
+  const auto sharers = std::ranges::count(masks, mine);
   return std::max(1, device::AllowedCores() / static_cast<int>(sharers));
 }
 
@@ -139,8 +137,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   if (!AnyThread(core->input_) && communicator.rank() == 0) {
     core->input_.options.notice(
         "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
-        "do not"
-        " overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
+        "do not overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
   }
   core->Start();
   return core;
@@ -178,7 +175,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       coherence_(layout_),
       step_(plan_, static_cast<int>(input_.units.size()),
             {.window = memory_plan_.placement.record_slots.slots,
-             .closing = UsesDisk() && !input_.options.overlap_next_forward},
+             .closing = UsesDisk() && !(input_.options.overlap_next_forward && AnyThread(input_))},
             *this),
       agreement_(layout_),
       consistency_(layout_, input_.units),
@@ -195,6 +192,10 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       in_charge_(before == nullptr) {
   for (const Operation& operation : plan_.operations) {
     if (operation.verb == Verb::kReduceScatter) ++reductions_of_unit_[operation.unit];
+    if (operation.verb == Verb::kFetch) between_updates_ = after_updates_ = Stall::kDisk;
+    // Gathers stand last.
+    const bool gather = operation.verb == Verb::kAllGather;
+    if (gather && operation.operand == Operand::kParameter) after_updates_ = Stall::kGather;
   }
   for (auto* list : {&shards_, &gather_shards_}) list->reserve(communicator_.size());
   for (auto* list : {&pieces_, &gather_pieces_}) list->reserve(communicator_.size());
@@ -336,7 +337,7 @@ absl::Status EngineCore::CheckFrames() const {
     const auto too_small = [&](const char* option, int64_t needed, int64_t given) {
       return absl::InvalidArgumentError(absl::StrCat(
           option, " is ", given, ", but unit ", input_.units[i].name, " needs ", needed,
-          " bytes, with units that it uses, in frames of 2 MiB; give at ", "least that, or 0"));
+          " bytes, with units that it uses, in frames of 2 MiB; give at least that, or 0"));
     };
     if (needs.parameters[i] > memory_plan_.parameter_frame_bytes) {
       return too_small("max_live_parameters_bytes", needs.parameters[i],

@@ -39,14 +39,16 @@ absl::Status CheckMove(const OffloadOptions& before, const OffloadOptions& after
       "given, and with them some nvme_paths; only optimizer states move");
 }
 
+// Over all communicators, as when an engine is made.
 absl::Status CompareOverRanks(const EngineCore::Input& input, const Addition& addition) {
+  absl::Status status;
   for (size_t i = 0; i < input.communicators.size(); ++i) {
-    ZH_RETURN_IF_ERROR(comm::AgreeOnText(
+    status.Update(comm::AgreeOnText(
         *input.communicators[i],
         addition.offload ? "where records shall rest" : "added parameters, units and groups",
         Describe(addition, static_cast<int>(i))));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 }  // namespace

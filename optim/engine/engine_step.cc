@@ -96,7 +96,7 @@ void EngineCore::StartOperation(int index) {
 void EngineCore::StartRecord(Issue& issue, const Operation& operation) {
   ++moving_;
   const bool update = operation.verb == Verb::kUpdate;
-  if (update && updating_++ == 0 && UsesDisk() && !applying_) Stall(Stall::kDisk);
+  if (update && updating_++ == 0 && !applying_) Stall(between_updates_);
   if (!storage_.ok()) return Moved(&issue, absl::OkStatus());
   if (update) return update_stream_->Run(&RunUpdate, &issue);
   const auto fetch =
@@ -128,9 +128,8 @@ const std::byte* EngineCore::Addends(const Operation& operation) const {
   }
   const auto extent = gradient_frames_.ExtentOf(operation.unit);
   if (!extent) return nullptr;
-  return reinterpret_cast<const std::byte*>(memory_->arenas().gradient_frames->home()) +
-         extent->offset + space.gradient_offset_bytes - unit.gradient_bytes.begin +
-         bucket.range.begin * SizeOf(space.dtype);
+  return memory_->arenas().gradient_frames->At(*extent) + space.gradient_offset_bytes -
+         unit.gradient_bytes.begin + bucket.range.begin * SizeOf(space.dtype);
 }
 
 void EngineCore::StartAgreement() {
@@ -213,10 +212,7 @@ void EngineCore::Apply() {
 
 void EngineCore::FinishStepIfDone() {
   if (step_.state() != Step::State::kFinished) return;
-  const bool gathers = layout_.config().shard_update && communicator_.size() > 1;
-  if (!applying_) {
-    Stall(gathers ? Stall::kGather : UsesDisk() ? Stall::kDisk : Stall::kUpdate);
-  }
+  if (!applying_) Stall(after_updates_);
   for (int32_t space = 0; space < std::ssize(space_steps_); ++space) {
     const UnitId unit = layout_.spaces()[space].unit;
     const bool changed = (applying_ || stats_.applied) && agreement_.present()[space] &&

@@ -22,17 +22,15 @@ void EngineCore::BeginMicroBatch(Call& call) {
   if (window_.micro_batches() > 0) CloseMicroBatch();
   const bool single = input_.options.max_micro_batches == 1 && !memory_plan_.sums_in_place;
   const bool last = call.last || single;
-  status = window_.BeginMicroBatch(last);
-  if (status.ok()) {
-    if (input_.options.reduction == GradientReduction::kWeightedMean) {
-      ++in_flight_;
-      executor_->Post({&RunShareWeight, this, std::bit_cast<int64_t>(call.weight)});
-    }
-    if (!applying_) BeginRoundOf(last);  // else when that step is done
-    residency_.BeginPass(Pass::kTraining);
-    Prefetch();
+  window_.BeginMicroBatch(last);
+  if (input_.options.reduction == GradientReduction::kWeightedMean) {
+    ++in_flight_;
+    executor_->Post({&RunShareWeight, this, std::bit_cast<int64_t>(call.weight)});
   }
-  Answer(call, std::move(status));
+  if (!applying_) BeginRoundOf(last);  // else when that step is done
+  residency_.BeginPass(Pass::kTraining);
+  Prefetch();
+  Answer(call, absl::OkStatus());
 }
 
 absl::Status EngineCore::CheckWeight(double weight) const {
@@ -119,7 +117,9 @@ absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
   for (size_t i = 0; i < begins.size(); ++i) {
     const layout::UnitPlace& place = layout_.units()[begins[i]];
     if (!place.gradients_framed || MakeGradientRoom(begins[i])) continue;
-    for (size_t j = 0; j < i; ++j) gradient_frames_.Issued(begins[j], 0);
+    for (const UnitId other : begins.first(i)) {
+      if (gradient_frames_.ExtentOf(other)) gradient_frames_.Issued(other, 0);
+    }
     return absl::ResourceExhaustedError(absl::StrCat(
         "Acquire(kBackward): gradients of unit ", input_.units[begins[i]].name, " need ",
         place.gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
@@ -137,7 +137,7 @@ bool EngineCore::MakeGradientRoom(UnitId unit) {
   if (gradient_frames_.Allocate(unit)) return true;
   for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
     if (other == unit || !RoundOpen() || !window_.Idle(other)) continue;
-    if (gradient_frames_.ExtentOf(other)) continue;
+    if (!layout_.units()[other].gradients_framed || gradient_frames_.ExtentOf(other)) continue;
     // Only what stands before a reported unit in the order of reductions.
     bool blocks = false;
     for (UnitId later = 0; later < other; ++later)
@@ -258,8 +258,7 @@ void EngineCore::Prefetch() {
 void EngineCore::IssueGathers() {
   for (const Gather& gather : gathers_) {
     Issue& issue = NewIssue(gather.unit);
-    issue.frame = reinterpret_cast<std::byte*>(memory_->arenas().parameter_frames->home()) +
-                  gather.extent.offset;
+    issue.frame = memory_->arenas().parameter_frames->At(gather.extent);
     ++gathers_in_flight_[gather.unit];
     ++in_flight_;
     ++gathering_;
@@ -286,9 +285,8 @@ std::byte* EngineCore::Copy(int32_t index) const {
   const layout::FlatSpace& space = layout_.spaces()[index];
   const layout::UnitPlace& unit = layout_.units()[space.unit];
   if (!unit.parameters_framed) return memory_->space(index).copy.base;
-  return reinterpret_cast<std::byte*>(memory_->arenas().parameter_frames->home()) +
-         residency_.ExtentOf(space.unit)->offset + space.parameter_offset_bytes -
-         unit.parameter_bytes.begin;
+  return memory_->arenas().parameter_frames->At(*residency_.ExtentOf(space.unit)) +
+         space.parameter_offset_bytes - unit.parameter_bytes.begin;
 }
 
 void EngineCore::Remember(UnitId unit) {

@@ -23,7 +23,6 @@ class Route {
   // Acquires until `unit` is expected again; INT64_MAX when it is not.
   int64_t Distance(UnitId unit) const;
   int64_t changes() const { return changes_; }
-  bool empty() const { return recorded_.empty(); }
   // First unit of the pass at hand; -1 before any.
   UnitId first() const { return recorded_.empty() ? -1 : recorded_.front(); }
 

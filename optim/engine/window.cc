@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/base/check.h"
 #include "src/base/status_macros.h"
 
 namespace zerohold::engine {
@@ -42,9 +43,10 @@ absl::Status Window::CheckUnit(UnitId unit, const char* call) const {
 absl::Status Window::CheckReports(const char* call) const {
   for (size_t unit = 0; unit < states_.size(); ++unit) {
     if (states_[unit].backward && !states_[unit].reported) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          call, ": unit ", names_[unit], " was acquired for backward in this micro-batch but",
-          " never reported; call GradReady for it"));
+      return absl::FailedPreconditionError(
+          absl::StrCat(call, ": unit ", names_[unit],
+                       " was acquired for backward in this micro-batch but never reported; call "
+                       "GradReady for it"));
     }
   }
   return absl::OkStatus();
@@ -64,8 +66,8 @@ absl::Status Window::CheckBegin() const {
   return CheckReports("BeginMicroBatch");
 }
 
-absl::Status Window::BeginMicroBatch(bool last) {
-  ZH_RETURN_IF_ERROR(CheckBegin());
+void Window::BeginMicroBatch(bool last) {
+  ZH_CHECK(!last_, micro_batches_);
   for (size_t unit = 0; unit < states_.size(); ++unit) {
     State& state = states_[unit];
     state.backward = state.reported = state.absent = state.waiting = false;
@@ -74,7 +76,6 @@ absl::Status Window::BeginMicroBatch(bool last) {
   }
   ++micro_batches_;
   last_ = last;
-  return absl::OkStatus();
 }
 
 absl::Status Window::CheckAcquire(UnitId unit, AcquireMode mode,
@@ -98,8 +99,7 @@ absl::Status Window::CheckAcquire(UnitId unit, AcquireMode mode,
     if (states_[touched].absent) {
       return refuse(
           "its turn to be reduced has passed and it counts as absent; list units in forward order, "
-          "or raise"
-          " max_live_gradients_bytes");
+          "or raise max_live_gradients_bytes");
     }
     if (!states_[touched].begun) begins->push_back(touched);
   }
@@ -152,8 +152,9 @@ absl::Status Window::GradReady(UnitId unit, std::vector<UnitId>* ready) {
   }
   if (!state.backward) {
     return absl::FailedPreconditionError(
-        absl::StrCat("GradReady: unit ", names_[unit], " was not acquired for backward in this",
-                     " micro-batch; call Acquire(kBackward) first"));
+        absl::StrCat("GradReady: unit ", names_[unit],
+                     " was not acquired for backward in this micro-batch; call Acquire(kBackward) "
+                     "first"));
   }
   state.reported = true;
   for (const UnitId touched : touches_[unit]) {

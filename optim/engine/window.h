@@ -23,9 +23,10 @@ class Window {
   // memory begins anew in every micro-batch; the others' begins once in a window.
   Window(std::span<const UnitSpec> units, std::vector<bool> fresh_each_micro_batch);
 
-  // `last` is what the trainer said; see last().
-  absl::Status CheckBegin() const;  // changes nothing
-  absl::Status BeginMicroBatch(bool last);
+  // Whether a micro-batch may begin; changes nothing.
+  absl::Status CheckBegin() const;
+  // `last`: none begins after it before Reset. Requires: CheckBegin.
+  void BeginMicroBatch(bool last);
   // `begins` gets the units whose gradient memory begins with this acquire: it has to be there, and
   // zero. The check changes nothing; Acquire is for after it.
   absl::Status CheckAcquire(UnitId unit, AcquireMode mode, std::vector<UnitId>* begins) const;

@@ -2,10 +2,9 @@
 //
 // A ring that grows only when more values wait than ever waited before, so that a warm queue
 // allocates nothing. Unbounded: what limits the number of values in flight is the plan, not the
-// queue. Threads: Push from any; TryPop, Pop and PopFor from one consumer.
+// queue. Threads: Push from any; TryPop and Pop from one consumer.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
@@ -35,7 +34,8 @@ class BlockingQueue {
   // Nothing when the queue is empty.
   std::optional<T> TryPop() {
     std::lock_guard lock(mutex_);
-    return TakeFront();
+    if (size_ == 0) return std::nullopt;
+    return Take();
   }
 
   // Blocking.
@@ -45,20 +45,7 @@ class BlockingQueue {
     return Take();
   }
 
-  // Blocking, for at most `timeout`; nothing when no value came.
-  template <typename Rep, typename Period>
-  std::optional<T> PopFor(std::chrono::duration<Rep, Period> timeout) {
-    std::unique_lock lock(mutex_);
-    pushed_.wait_for(lock, timeout, [this] { return size_ > 0; });
-    return TakeFront();
-  }
-
  private:
-  std::optional<T> TakeFront() {
-    if (size_ == 0) return std::nullopt;
-    return Take();
-  }
-
   // Requires: size_ > 0.
   T Take() {
     T value = *std::move(ring_[head_]);

@@ -19,6 +19,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "src/comm/sums.h"
 #include "src/layout/layout.h"
@@ -117,6 +119,22 @@ class Communicator {
 // One verdict out of all ranks': OK when all bring OK, else, on every rank, the status of the
 // lowest rank that failed, with "rank R: " before its text. Collective.
 absl::Status Agree(Communicator& communicator, const absl::Status& mine);
+
+// Every rank's `mine`, by rank; of bytes alone. Collective.
+template <typename T>
+absl::StatusOr<std::vector<T>> GatherAll(Communicator& communicator, const char* what,
+                                         const T& mine) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::vector<T> all(communicator.size());
+  all[communicator.rank()] = mine;
+  std::vector<Piece> pieces;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    pieces.push_back({rank, static_cast<int64_t>(rank * sizeof(T)), sizeof(T)});
+  }
+  const absl::Status status = communicator.AllGather({what}, all.data(), pieces);
+  if (!status.ok()) return status;
+  return all;
+}
 
 // OK when every rank brings the same text. Else FailedPrecondition, the same on all ranks: the
 // lowest rank that differs from rank 0, `what`, and the first line that differs as rank 0 and as

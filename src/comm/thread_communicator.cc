@@ -66,6 +66,7 @@ class ThreadCommunicator final : public PointToPointCommunicator {
     RankState& own = hub_->ranks[rank()];
     Post(call, outgoing);
     arrived_.assign(incoming.size(), 0);
+    missing_.reserve(incoming.size() + size());  // how many are is a matter of time
     size_t arrived_count = 0;
     for (bool expired = false;;) {
       if (const int64_t index = FindArrived(call, incoming); index >= 0) {

@@ -7,19 +7,18 @@
 //     one flat space, in the unit's order, but for atomic ones, which have one each; each begins at
 //     a multiple of 64 elements, the space ends at a multiple of 256.
 //  2. Buckets cut a flat space every bucket_elems; shards cut a bucket. All borders are multiples
-//  of 256.
+//     of 256.
 //  3. The shards of a bucket, one for each rank of its communicator, are disjoint and cover it,
-//  each
-//     in one piece, evenly; a shard may be empty. Which rank has which part turns by one from
+//     each in one piece, evenly; a shard may be empty. Which rank has which part turns by one from
 //     bucket to bucket, so that buckets with fewer blocks than ranks do not all fall to the same
 //     rank: shards need not ascend with the rank. All buckets of an atomic parameter fall to one
 //     rank, the one with the fewest such elements so far; they are as short as other buckets'
 //     shards, so that staging does not grow.
 //  4. Records cut the concatenation of this rank's update ranges in a flat space every
-//  record_elems.
-//  5. In the arenas, units whose memory stays lie end to end from 0; each of the others begins at a
-//  multiple of
-//     2 MiB, so that its frame can be moved under it. A generation of units has arenas of its own.
+//     record_elems.
+//  5. In the arenas, units whose memory stays lie end to end from 0; each of the others begins at
+//     a multiple of 2 MiB, so that its frame can be moved under it. A generation of units has
+//     arenas of its own.
 //  6. Offsets are 64-bit; nothing is stored per element, and per shard only what this rank owns.
 //  7. Units that are appended, as a generation of their own, change nothing of those before them.
 #pragma once
@@ -145,10 +144,6 @@ class Layout {
 
   std::span<const FlatSpace> spaces() const { return spaces_; }
   std::span<const UnitPlace> units() const { return units_; }
-  // Spaces of a unit are consecutive: [first, second).
-  std::pair<int, int> SpacesOf(UnitId unit) const {
-    return {units_[unit].first_space, units_[unit].last_space};
-  }
 
   // Where a parameter lies: its space and its range there.
   struct Place {

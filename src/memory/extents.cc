@@ -63,10 +63,4 @@ void ExtentAllocator::Free(const Extent& extent) {
   }
 }
 
-int64_t ExtentAllocator::largest_free_bytes() const {
-  int64_t largest = 0;
-  for (const Extent& free : free_) largest = std::max(largest, free.bytes);
-  return largest;
-}
-
 }  // namespace zerohold::memory

@@ -26,10 +26,6 @@ class ExtentAllocator {
   // Gives back what Allocate gave, or a part of it in whole frames.
   void Free(const Extent& extent);
 
-  int64_t total_bytes() const { return total_bytes_; }
-  int64_t free_bytes() const { return free_bytes_; }
-  int64_t largest_free_bytes() const;
-
  private:
   int64_t total_bytes_;
   int64_t free_bytes_;

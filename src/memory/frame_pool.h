@@ -8,6 +8,7 @@
 // shared memory huge ones (transparent_hugepage/shmem_enabled; off on most systems).
 //
 // Threads: Attach and Detach from one thread at a time, any one; the bytes from all threads.
+// Invariants:
 //  1. home() and the addresses given to Attach never change what they mean.
 //  2. What is detached faults when touched, and its addresses are never free for another mmap.
 //  3. The bytes are counted once in the ledger and once in Pss; RSS (VmHWM) counts them twice.
@@ -17,6 +18,7 @@
 #include <absl/status/statusor.h>
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -45,6 +47,10 @@ class FramePool {
   ~FramePool();
 
   char* home() const { return home_; }
+  // Where an extent's bytes lie there.
+  std::byte* At(const Extent& extent) const {
+    return reinterpret_cast<std::byte*>(home_ + extent.offset);
+  }
   int64_t bytes() const { return bytes_; }
   // False on kernels that cannot move shared mappings (before 5.13): every attach then maps its
   // pages one by one, about 0.2 s per GiB. Worth a notice.

@@ -84,6 +84,11 @@ TEST(Stress, MemoryDoesNotGrowWithTheModel) {
   EXPECT_LE(line["peak_resident_bytes"].get<int64_t>(), 200 << 20) << line;
 }
 
+// One parameter is one rank's.
+TEST(Stress, ARankWithoutRecords) {
+  EXPECT_EQ(Final(2, "--params 1 --steps 2 --verify" + kDisk)["verified_records"], 1);
+}
+
 TEST(Stress, FaultsOfTheDiskAreMended) {
   const std::string faults = "--faults short=0.3,again=0.3,late=0.3,seed=5";
   const std::string flags = "--params 1M --record 32Ki --steps 3 --verify " + faults + kDisk;

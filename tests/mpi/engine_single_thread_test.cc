@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/support/ranks.h"
 #include "tests/support/toy9.h"
 #include "tests/support/trainer.h"
@@ -61,6 +63,24 @@ TEST(PartitioningCases, PAR_14) {
     EXPECT_TRUE(trainer.engine().Close().ok());
     EXPECT_THAT(said, ::testing::SizeIs(rank == 0 ? 1 : 0));
   }
+}
+
+// Where Step waits for what it started, it also tells of a disk that failed under it.
+TEST(OffloadCases, OverlapThatCannotBe) {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  StatusOr<Communicator> ranks = MpiCommunicator(MPI_COMM_WORLD);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  EngineOptions options = OptionsOfStage(1);
+  options.overlap_next_forward = true;
+  options.bucket_elems = options.record_elems = 512;
+  options.offload.nvme_paths = {std::filesystem::current_path()};
+  options.notice = [](const std::string&) {};
+  if (rank == 1) options.offload.faults = "enospc=1";
+  Trainer trainer(options, *ranks, Tensors({3 * 512}), Constant(1));
+  const Status failed = trainer.TryStep(Gradients({{0.5f}})).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(failed)) << failed;
+  EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("rank 1: "));
 }
 
 }  // namespace

@@ -77,6 +77,35 @@ TEST(Stats, StallsAreByCause) {
   });
 }
 
+// What the end of a step waits for follows from its plan: at stage 3 no parameters are gathered in
+// it, so the time of stores is the disk's.
+TEST(Stats, TheEndOfAStepIsOfWhatItDoes) {
+  for (const bool disk : {false, true}) {
+    for (const int stage : {1, 3}) {
+      RunRanks(2, [&](int rank, const Communicator& ranks) {
+        SCOPED_TRACE(::testing::Message()
+                     << "disk " << disk << " stage " << stage << " rank " << rank);
+        EngineOptions options = OptionsOfStage(stage);
+        if (disk) {
+          options.offload.nvme_paths = {std::filesystem::current_path()};
+          options.offload.write_rate = 4e6;  // 64 KiB of moments a rank: 16 ms
+        }
+        options.record_elems = 8192;
+        Trainer trainer(options, ranks, Tensors({2 * 8192}), Constant(1));
+        const StepStats stats = trainer.Step(Gradients({{1}}));
+        const auto stall = [&](Stall cause) { return stats.stall_ns[static_cast<int>(cause)]; };
+        EXPECT_EQ(stall(Stall::kGather) > 0, stage == 1);
+        EXPECT_GT(stall(Stall::kUpdate), 0);
+        if (disk) {
+          EXPECT_GE(stall(stage == 1 ? Stall::kGather : Stall::kDisk), 10'000'000);
+        } else {
+          EXPECT_EQ(stall(Stall::kDisk), 0);
+        }
+      });
+    }
+  }
+}
+
 // Each rank writes its own trace at Close.
 TEST(Stats, TraceOfEachRank) {
   const std::string folder = ::testing::TempDir();

@@ -325,6 +325,50 @@ TEST(BadInput, MoreGradientsThanTheFramesHoldBesideTiedOnes) {
   });
 }
 
+// A unit without gradients of its own, which uses a parameter for whose gradient there is no room,
+// gives back no frame.
+TEST(BadInput, MoreGradientsThanTheFramesHoldForWhatAFrozenUnitUses) {
+  RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_parameters_bytes = 4 * kFrame;
+    options.max_live_gradients_bytes = 2 * kFrame;
+    ModelSpec model = FourUnits();
+    model.parameters[3].frozen = true;
+    model.units[3].uses = {"c"};
+    Trainer trainer(options, ranks, model, Constant(1));
+    Engine& engine = trainer.engine();
+    ASSERT_TRUE(engine.BeginMicroBatch().ok());
+    for (const UnitId unit : {1, 0}) {
+      ASSERT_TRUE(engine.Acquire(unit, AcquireMode::kBackward).ok());
+    }
+    const Status status = engine.Acquire(3, AcquireMode::kBackward);
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << status;
+    EXPECT_THAT(Text(status), HasSubstr("unit unit_c"));
+    for (const UnitId unit : {1, 0}) {
+      trainer.Backward(unit, Waves(rank));
+      ASSERT_TRUE(engine.Release(unit).ok());
+    }
+    EXPECT_TRUE(trainer.Step().applied);
+  });
+}
+
+// What is never reduced never stands before others: it may come whenever it likes.
+TEST(BadInput, AFrozenUnitDoesNotCountAsAbsent) {
+  RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_gradients_bytes = kFrame;
+    ModelSpec model = FourUnits();
+    model.parameters[3].frozen = true;
+    Trainer trainer(options, ranks, model, Constant(1));
+    ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+    trainer.Backward(1, Waves(rank));
+    trainer.Backward(0, Waves(rank));  // b makes room, for c counts as absent
+    trainer.Backward(3, Waves(rank));
+    EXPECT_THAT(Text(trainer.TryBackward(2, Waves(rank))), HasSubstr("counts as absent"));
+    EXPECT_TRUE(trainer.Step().applied);
+  });
+}
+
 TEST(BadInput, AMomentThatTheRuleHasNot) {
   const std::pair<UpdateRule, StateKind> pairs[] = {{UpdateRule::kSgd, StateKind::kMoment2},
                                                     {UpdateRule::kLion, StateKind::kMoment2},

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 
@@ -222,6 +223,64 @@ TEST(Communicators, CreateComparesWhatRanksShare) {
     const Status index = refused(unknown);
     EXPECT_TRUE(absl::IsInvalidArgument(index)) << index;
     EXPECT_THAT(std::string(index.message()), ::testing::HasSubstr("has communicator 2, but 2"));
+  });
+}
+
+// Rank 0 shares one communicator with rank 1 and another with rank 2. What two of them disagree on
+// all hear, also those that compare something else meanwhile.
+TEST(Communicators, ADifferenceBetweenTwoRanksIsToldToAll) {
+  const std::vector<Communicator> first_pair = ThreadCommunicators(2);
+  const std::vector<Communicator> second_pair = ThreadCommunicators(2);
+  RunRanks(3, [&](int rank, const Communicator& all) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    const std::vector<Communicator> communicators = {
+        all, rank < 2 ? first_pair[rank] : SelfCommunicator(),
+        rank == 1 ? SelfCommunicator() : second_pair[rank / 2]};
+    EngineOptions options = Options(1);
+    options.communication_timeout_s = 5;
+    // One parameter over each communicator; those that the first pair shares have other names.
+    const auto model = [](const std::string& name, int64_t elems) {
+      ModelSpec spec;
+      for (int i = 0; i < 3; ++i) {
+        const std::string full_name = absl::StrCat(i == 1 ? name : "same", ".", i, ".", elems);
+        spec.parameters.push_back({full_name, {elems}});
+        spec.parameters.back().communicator = i;
+        spec.units.push_back({"unit." + full_name, {full_name}, {}});
+      }
+      return spec;
+    };
+    const auto expect_told = [](const Status& status) {
+      EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("other.1"));
+    };
+    const std::string name = rank == 1 ? "other" : "same";
+    const ModelSpec differs = model(name, 300);
+    expect_told(Engine::Create(options, communicators, differs.parameters, differs.units).status());
+    Trainer trainer(options, communicators, model("same", 300), Constant(1));
+    expect_told(trainer.AddUnits(model(name, 40), Constant(1)));
+    EXPECT_TRUE(trainer.Step(Gradients({{1}, {1}, {1}})).applied);
+  });
+}
+
+// A record of an expert that one rank cannot store: its two ranks know, the others hear of it in
+// the next step.
+TEST(Communicators, ARecordThatAFewRanksLostEndsTheNextStepOnAll) {
+  RunPairs([](int rank, const std::vector<Communicator>& communicators) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank));
+    EngineOptions options = Options(1);
+    options.communication_timeout_s = 5;
+    options.offload.nvme_paths = {std::filesystem::current_path()};
+    if (rank == 3) options.offload.faults = "eio=1";
+    Trainer trainer(options, communicators, WithExpert("expert"), Constant(1));
+    const std::vector<float> values(700, 0.5f);
+    if (rank % 2 == 1) {
+      const Status lost = trainer.engine().Write(2, StateKind::kMoment1, 0, values);
+      EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("Input/output error")) << lost;
+    }
+    const Status failed = trainer.TryStep(OfRank(rank, 0)).status();
+    EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("Input/output error"))
+        << failed;
+    EXPECT_EQ(trainer.engine().Step().status(), failed) << "it stays failed";
   });
 }
 

@@ -386,6 +386,32 @@ TEST(Offload, ALostRecordIsToldByAddUnits) {
   EXPECT_EQ(trainer.engine().Step().status(), lost);
 }
 
+// Nor when nothing comes after them.
+TEST(Offload, ALostRecordIsToldByClose) {
+  EngineOptions options = OnDisk(Options(1));
+  options.offload.faults = "eio=1,first=2";
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
+  const Status lost = trainer.engine().Close();
+  EXPECT_THAT(std::string(lost.message()), ::testing::HasSubstr("Input/output error")) << lost;
+  EXPECT_TRUE(trainer.engine().Close().ok()) << "told once";
+}
+
+// A record that Read cannot bring is told by it, and ends the next step.
+TEST(Offload, ARecordThatReadLostEndsTheNextStep) {
+  EngineOptions options = OnDisk(Options(1));
+  options.offload.faults = "flip=1,first=40";
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kFloat32), SeededValue);
+  trainer.Step(SeededGradient(0, 0));
+  Status lost;
+  std::vector<float> values(3000);
+  for (int i = 0; i < 40 && lost.ok(); ++i) {
+    lost = trainer.engine().Read(1, StateKind::kMoment1, 0, values);
+  }
+  EXPECT_TRUE(absl::IsDataLoss(lost)) << lost;
+  EXPECT_THAT(std::string(trainer.TryStep(SeededGradient(0, 1)).status().message()),
+              ::testing::HasSubstr("checksum"));
+}
+
 TEST(Offload, BadFoldersAreNamed) {
   const auto refused = [](const std::string& path) {
     EngineOptions options = Options(1);

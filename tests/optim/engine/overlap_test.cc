@@ -137,5 +137,22 @@ TEST(OverlapNextForward, ALateFaultEndsTheNextStep) {
   });
 }
 
+// When there is no next step, Close tells it: of the rank whose disk it is.
+TEST(OverlapNextForward, AFaultUnderTheLastStepIsToldByClose) {
+  RunRanks(2, [&](int rank, const Communicator& communicator) {
+    EngineOptions options = Options(1, true);
+    options.offload.nvme_paths = {std::filesystem::current_path()};
+    if (rank == 1) options.offload.faults = "enospc=1,first=1";  // after the first store
+    Trainer trainer(options, communicator, Tensors({2 * 512}), Constant(0.0f));
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_TRUE(trainer.Step(Gradients({{1.0f}})).applied);
+      EXPECT_EQ(trainer.engine().Quiesce().ok(), step == 0 || rank == 0);
+    }
+    const Status closed = trainer.engine().Close();
+    EXPECT_EQ(closed.ok(), rank == 0) << closed;
+    EXPECT_EQ(absl::IsResourceExhausted(closed), rank == 1) << closed;
+  });
+}
+
 }  // namespace
 }  // namespace zerohold::testing

@@ -43,14 +43,13 @@ TEST(Schedule, ScalesWithTheBatch) {
 TEST(Schedule, BadOptionsNameTheField) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::pair<ScheduleOptions, const char*> cases[] = {
-      {{.warmup_steps = -1}, "schedule.warmup_steps is -1"},
-      {{.kind = ScheduleKind::kLinear, .warmup_steps = 5, .total_steps = 5},
-       "schedule.total_steps is 5"},
-      {{.kind = ScheduleKind::kCosine}, "schedule.total_steps is 0"},
-      {{.final_fraction = 1.5}, "schedule.final_fraction is 1.5"},
-      {{.final_fraction = nan}, "schedule.final_fraction is nan"},
-      {{.base_batch_size = 8}, "schedule.batch_size is 0"},
-      {{.batch_size = 8}, "schedule.batch_size is 8"},
+      {{.warmup_steps = -1}, "warmup_steps is -1"},
+      {{.kind = ScheduleKind::kLinear, .warmup_steps = 5, .total_steps = 5}, "total_steps is 5"},
+      {{.kind = ScheduleKind::kCosine}, "total_steps is 0"},
+      {{.final_fraction = 1.5}, "final_fraction is 1.5"},
+      {{.final_fraction = nan}, "final_fraction is nan"},
+      {{.base_batch_size = 8}, "batch_size is 0"},
+      {{.batch_size = 8}, "batch_size is 8"},
   };
   for (const auto& [options, text] : cases) {
     const Status status = options.Validate();

@@ -22,6 +22,10 @@ class WindowTest : public ::testing::Test {
     window.Acquire(unit, AcquireMode::kBackward);
     return units;
   }
+  void Begin(bool last) {
+    ASSERT_TRUE(window.CheckBegin().ok());
+    window.BeginMicroBatch(last);
+  }
   std::vector<UnitId> Ready(UnitId unit) {
     std::vector<UnitId> units;
     EXPECT_TRUE(window.GradReady(unit, &units).ok());
@@ -38,7 +42,7 @@ class WindowTest : public ::testing::Test {
 };
 
 TEST_F(WindowTest, TiedParameterIsReadyWhenOwnerAndUsersHaveReported) {
-  ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+  Begin(true);
   EXPECT_THAT(Begins(2), ElementsAre(2, 0));
   EXPECT_THAT(Ready(2), ElementsAre(2));
   EXPECT_THAT(Begins(1), ElementsAre(1));
@@ -50,10 +54,10 @@ TEST_F(WindowTest, TiedParameterIsReadyWhenOwnerAndUsersHaveReported) {
 TEST_F(WindowTest, GradientsBeginOnceInAWindowOrInEveryMicroBatch) {
   for (const bool fresh : {false, true}) {
     window = Window(kUnits, {fresh, fresh, fresh});
-    ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+    Begin(false);
     EXPECT_THAT(Begins(1), ElementsAre(1));
     EXPECT_THAT(Ready(1), ElementsAre(1));
-    ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+    Begin(true);
     EXPECT_EQ(Begins(1), fresh ? std::vector<UnitId>{1} : std::vector<UnitId>{});
     EXPECT_THAT(Ready(1), ElementsAre(1));
     EXPECT_EQ(window.micro_batches(), 2);
@@ -66,7 +70,7 @@ TEST_F(WindowTest, GradientsBeginOnceInAWindowOrInEveryMicroBatch) {
 }
 
 TEST_F(WindowTest, WhatWaitsForOthersIsReadyWhenTheMicroBatchCloses) {
-  ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+  Begin(false);
   EXPECT_THAT(Begins(2), ElementsAre(2, 0));
   EXPECT_THAT(Ready(2), ElementsAre(2));  // the embedding waits for its own unit
   window.CloseMicroBatch(&list);
@@ -74,10 +78,10 @@ TEST_F(WindowTest, WhatWaitsForOthersIsReadyWhenTheMicroBatchCloses) {
 }
 
 TEST_F(WindowTest, WhatCountsAsAbsentIsRefusedUntilTheNextMicroBatch) {
-  ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+  Begin(false);
   window.CountAsAbsent(1);
   ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
-  ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+  Begin(true);
   EXPECT_TRUE(window.CheckAcquire(1, AcquireMode::kBackward, &list).ok());
 }
 
@@ -85,9 +89,9 @@ TEST_F(WindowTest, OrderOfCallsIsChecked) {
   ExpectRefused(window.CheckStep(), "BeginMicroBatch");
   ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
   ExpectRefused(window.Release(1, &written), "unit block is not acquired");
-  ASSERT_TRUE(window.BeginMicroBatch(true).ok());
+  Begin(true);
   ExpectRefused(window.GradReady(1, &list), "Acquire(kBackward)");
-  ExpectRefused(window.BeginMicroBatch(true), "call Step first");
+  ExpectRefused(window.CheckBegin(), "call Step first");
   Begins(1);
   ExpectRefused(window.CheckStep(), "unit block");
   Ready(1);
@@ -97,9 +101,9 @@ TEST_F(WindowTest, OrderOfCallsIsChecked) {
 }
 
 TEST_F(WindowTest, UnreportedUnitStopsTheNextMicroBatch) {
-  ASSERT_TRUE(window.BeginMicroBatch(false).ok());
+  Begin(false);
   Begins(1);
-  ExpectRefused(window.BeginMicroBatch(true), "unit block");
+  ExpectRefused(window.CheckBegin(), "unit block");
   EXPECT_EQ(window.micro_batches(), 1);
 }
 

@@ -112,6 +112,18 @@ TEST(ThreadCommunicator, ARankThatGoesAwayIsTimedOut) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("for rank 1;"));
 }
 
+TEST(GatherAll, GivesEveryRanksValueByRank) {
+  auto communicators = comm::CreateThreadCommunicators(3);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([rank, own = communicators[rank]] {
+      const auto all = comm::GatherAll(*own, "tens", 10 * rank);
+      ASSERT_TRUE(all.ok()) << all.status();
+      EXPECT_THAT(*all, testing::ElementsAre(0, 10, 20));
+    });
+  }
+}
+
 TEST(FrontDoor, SelfIsAWorldOfOne) {
   Communicator self = SelfCommunicator();
   EXPECT_EQ(self.rank(), 0);

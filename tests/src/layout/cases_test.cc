@@ -132,7 +132,7 @@ TEST(PartitioningCases, PAR_20) {
   const Layout layout = MakeLayout(Sharded(3, 0), parameters, units);
   EXPECT_EQ(layout.total_elems(), 100);
   EXPECT_EQ(layout.spaces().size(), 1u);
-  EXPECT_EQ(layout.SpacesOf(1), std::make_pair(1, 1));
+  EXPECT_EQ(layout.units()[1].first_space, layout.units()[1].last_space);
 }
 
 }  // namespace

@@ -21,11 +21,11 @@ TEST(Layout, PartsOfAUnitThatDifferGetSpacesInOrderOfAppearance) {
   parameters[3].frozen = true;
   parameters[4].norm_weight = 0.5;
   parameters[5].communicator = 1;
-  const Layout layout =
-      MakeLayout({.communicators = {{}, {}}}, parameters, OneUnit(parameters));
+  const Layout layout = MakeLayout({.communicators = {{}, {}}}, parameters, OneUnit(parameters));
   const auto spaces = layout.spaces();
   ASSERT_EQ(spaces.size(), 5u);
-  EXPECT_EQ(layout.SpacesOf(0), std::make_pair(0, 5));
+  EXPECT_EQ(layout.units()[0].first_space, 0);
+  EXPECT_EQ(layout.units()[0].last_space, 5);
   ASSERT_EQ(spaces[0].parameters.size(), 2u);  // a and c
   EXPECT_EQ(layout.PlaceOf(2).space, 0);
   EXPECT_EQ(layout.PlaceOf(2).range, (Range{64, 129}));
@@ -67,7 +67,7 @@ TEST(Layout, NothingIsLegal) {
   EXPECT_EQ(none.MaxShardElems(), 0);
   std::vector<UnitSpec> units(1);
   units[0].name = "empty";
-  EXPECT_EQ(MakeLayout({}, {}, units).SpacesOf(0), std::make_pair(0, 0));
+  EXPECT_EQ(MakeLayout({}, {}, units).units()[0].last_space, 0);
   const std::vector<ParameterSpec> parameters = {Parameter("a", {0})};
   const Layout empty = MakeLayout({}, parameters, OneUnit(parameters));
   EXPECT_EQ(empty.spaces()[0].elems, 0);

@@ -93,9 +93,9 @@ TEST_P(RandomModel, EveryParameterHasOnePlace) {
   const Layout layout = Plan(model, 0);
   int64_t total = 0;
   for (size_t unit = 0, space = 0; unit < model.units.size(); ++unit) {
-    const auto [first, last] = layout.SpacesOf(static_cast<UnitId>(unit));
-    ASSERT_EQ(first, static_cast<int>(space));
-    for (; space < static_cast<size_t>(last); ++space) {
+    const UnitPlace& place = layout.units()[unit];
+    ASSERT_EQ(place.first_space, static_cast<int>(space));
+    for (; space < static_cast<size_t>(place.last_space); ++space) {
       ASSERT_EQ(layout.spaces()[space].unit, static_cast<UnitId>(unit));
     }
   }

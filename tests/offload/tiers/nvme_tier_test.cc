@@ -1,0 +1,180 @@
+// Records over a backend in memory: what was stored comes back, and what is not what was stored
+// last is told by record, folder and offset.
+#include "offload/tiers/nvme_tier.h"
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <future>
+#include <map>
+
+#include "offload/io/backends.h"
+#include "tests/offload/io/block_memory.h"
+
+namespace zerohold::tiers {
+namespace {
+
+using io::BlockMemory;
+using io::kBlock;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const std::string kFolder = ZH_TEST_FOLDER;
+
+NvmeTier::Settings Settings(std::vector<int64_t> payload_bytes) {
+  NvmeTier::Settings settings;
+  settings.folders = {kFolder};
+  settings.payload_bytes = std::move(payload_bytes);
+  settings.backend = &io::CreateMemoryBackend;
+  settings.notice = [](const std::string&) {};
+  return settings;
+}
+
+std::unique_ptr<NvmeTier> Create(const NvmeTier::Settings& settings) {
+  auto tier = NvmeTier::Create(settings);
+  EXPECT_TRUE(tier.ok()) << tier.status();
+  return *std::move(tier);
+}
+
+using Verb = void (NvmeTier::*)(int64_t, std::byte*, NvmeTier::Done, void*);
+
+// Blocking.
+absl::Status Move(NvmeTier& tier, Verb verb, int64_t record, std::byte* slot) {
+  std::promise<absl::Status> moved;
+  const auto done = [](void* context, absl::Status status) {
+    static_cast<std::promise<absl::Status>*>(context)->set_value(std::move(status));
+  };
+  (tier.*verb)(record, slot, done, &moved);
+  return moved.get_future().get();
+}
+
+void Fetch(NvmeTier& tier, int64_t record, std::byte* slot) {
+  EXPECT_TRUE(Move(tier, &NvmeTier::Fetch, record, slot).ok());
+}
+
+// As the next version, all bytes of the payload the same.
+void Store(NvmeTier& tier, int64_t record, BlockMemory& slot, int64_t payload_bytes, int value) {
+  std::fill_n(NvmeTier::Payload(slot.block(0)), payload_bytes, static_cast<std::byte>(value));
+  tier.Seal(record, slot.block(0));
+  EXPECT_TRUE(Move(tier, &NvmeTier::Store, record, slot.block(0)).ok());
+}
+
+void ExpectPayload(BlockMemory& slot, int64_t payload_bytes, int value) {
+  const std::byte* const payload = NvmeTier::Payload(slot.block(0));
+  EXPECT_EQ(std::count(payload, payload + payload_bytes, static_cast<std::byte>(value)),
+            payload_bytes);
+}
+
+// What Check has against the slot.
+void ExpectLost(const NvmeTier& tier, int64_t record, BlockMemory& slot, int64_t offset,
+                const std::string& why) {
+  const absl::Status status = tier.Check(record, slot.block(0));
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr(absl::StrCat("record ", record, " in ", kFolder, " at offset ", offset)),
+            HasSubstr(why)));
+}
+
+TEST(NvmeTier, ASlotHoldsAHeaderAndTheLongestPayload) {
+  EXPECT_EQ(NvmeTier::SlotBytes({}), kBlock);
+  const std::pair<int64_t, int64_t> cases[] = {{1, 2}, {kBlock, 2}, {kBlock + 1, 3}};
+  for (const auto& [longest, blocks] : cases) {
+    const int64_t payload_bytes[] = {1, longest, 1};
+    EXPECT_EQ(NvmeTier::SlotBytes(payload_bytes), blocks * kBlock) << longest;
+  }
+}
+
+TEST(NvmeTier, WhatWasStoredComesBack) {
+  const std::vector<int64_t> payload_bytes = {100, 3 * kBlock, 1, kBlock, 2 * kBlock + 1};
+  const auto tier = Create(Settings(payload_bytes));
+  BlockMemory slot(4);
+  EXPECT_EQ(tier->file_bytes(), (2 + 4 + 2 + 2 + 4) * kBlock);
+  for (int round = 1; round <= 2; ++round) {
+    for (int64_t record = 0; record < std::ssize(payload_bytes); ++record) {
+      Store(*tier, record, slot, payload_bytes[record], static_cast<int>(10 * round + record));
+    }
+    for (int64_t record = std::ssize(payload_bytes) - 1; record >= 0; --record) {
+      Fetch(*tier, record, slot.block(0));
+      EXPECT_TRUE(tier->Check(record, slot.block(0)).ok());
+      ExpectPayload(slot, payload_bytes[record], static_cast<int>(10 * round + record));
+    }
+  }
+  EXPECT_EQ(tier->counters().read_bytes, 2 * tier->file_bytes());
+  EXPECT_EQ(tier->counters().written_bytes, 2 * tier->file_bytes());
+}
+
+TEST(NvmeTier, WhatWasNeverStoredIsZeroAndNotRead) {
+  const auto tier = Create(Settings({100, 100}));
+  BlockMemory slot(2);
+  Store(*tier, 0, slot, 100, 7);
+  Fetch(*tier, 1, slot.block(0));
+  ExpectPayload(slot, 100, 0);
+  EXPECT_TRUE(tier->Check(1, slot.block(0)).ok());
+  EXPECT_EQ(tier->counters().read_bytes, 0);
+}
+
+TEST(NvmeTier, WhatIsNotWhatWasStoredLastIsTold) {
+  constexpr int64_t kPayload = kBlock + 100;
+  const auto tier = Create(Settings({kPayload, kPayload}));
+  BlockMemory slot(3);
+  BlockMemory before(3);
+  for (const int64_t record : {0, 1}) Store(*tier, record, slot, kPayload, 5);
+  Fetch(*tier, 1, before.block(0));
+  // Of the other record, and of none.
+  ExpectLost(*tier, 0, before, 0, "of another record");
+  std::ranges::fill(slot.all(), std::byte{});
+  ExpectLost(*tier, 1, slot, 3 * kBlock, "or of none");
+  // Any one bit of the payload, its last one too.
+  for (const int64_t byte : {int64_t{0}, kPayload - 1}) {
+    Fetch(*tier, 1, slot.block(0));
+    NvmeTier::Payload(slot.block(0))[byte] ^= std::byte{0x80};
+    ExpectLost(*tier, 1, slot, 3 * kBlock, "the checksum differs");
+  }
+  // The version before, whose bytes are right.
+  Store(*tier, 1, slot, kPayload, 6);
+  ExpectLost(*tier, 1, before, 3 * kBlock, "is stale: version 1 came back, 2 was stored last");
+  Fetch(*tier, 1, slot.block(0));
+  EXPECT_TRUE(tier->Check(1, slot.block(0)).ok());
+}
+
+// Each folder gets its share, and no record is cut or lies on another.
+TEST(NvmeTier, RecordsAreSpreadOverFolders) {
+  NvmeTier::Settings settings = Settings(std::vector<int64_t>(12, kBlock));
+  settings.folders.clear();
+  for (const char* name : {"/a", "/b", "/c"}) {
+    settings.folders.push_back(kFolder + name);
+    std::filesystem::create_directories(settings.folders.back());
+  }
+  const std::pair<std::vector<double>, std::vector<int64_t>> cases[] = {
+      {{}, {4, 4, 4}}, {{2.0, 1.0, 1.0}, {6, 3, 3}}, {{1.0, 1.0, 4.0}, {2, 2, 8}}};
+  for (const auto& [shares, expected] : cases) {
+    settings.shares = shares;
+    const auto tier = Create(settings);
+    EXPECT_EQ(tier->file_bytes(), 12 * 2 * kBlock);
+    BlockMemory slot(2);
+    BlockMemory none(2);
+    std::map<std::string, int64_t> records_in;
+    for (int record = 0; record < 12; ++record) {
+      Store(*tier, record, slot, kBlock, record);
+      const absl::Status named = tier->Check(record, none.block(0));
+      for (const std::string& folder : settings.folders) {
+        records_in[folder] += std::string(named.message()).find(folder + " ") != std::string::npos;
+      }
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(records_in[settings.folders[i]], expected[i]) << settings.folders[i];
+    }
+    for (int record = 0; record < 12; ++record) {
+      Fetch(*tier, record, slot.block(0));
+      EXPECT_TRUE(tier->Check(record, slot.block(0)).ok());
+      ExpectPayload(slot, kBlock, record);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zerohold::tiers
