@@ -42,7 +42,7 @@ absl::Status EngineCore::ReduceScatter(const Issue& issue, const layout::Bucket&
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   return CommunicatorOf(bucket.space)
       .ReduceScatter(
-          {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
+          {"ReduceScatter", "bucket", bucket.number, input_.units[space.unit].name},
           {.addends = issue.addends,
            .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
            .shards = shards_,
@@ -109,7 +109,7 @@ absl::Status EngineCore::AllGather(const Operation& operation, const layout::Buc
                        shards_[rank].size() * elem_bytes});
   }
   return CommunicatorOf(bucket.space)
-      .AllGather({"AllGather", "bucket", bucket.index, input_.units[operation.unit].name},
+      .AllGather({"AllGather", "bucket", bucket.number, input_.units[operation.unit].name},
                  array.At(bucket.range.begin, layout_.HeldBegin(bucket)), pieces_);
 }
 
@@ -142,9 +142,9 @@ absl::Status EngineCore::GatherUnit(const Issue& issue) {
         gather_pieces_.push_back({static_cast<int>(rank), gather_shards_[rank].begin * elem_bytes,
                                   gather_shards_[rank].size() * elem_bytes});
       }
-      ZH_RETURN_IF_ERROR(GatherCommunicatorOf(i).AllGather({"AllGather", "parameters", b, name},
-                                                           copy + bucket.range.begin * elem_bytes,
-                                                           gather_pieces_));
+      ZH_RETURN_IF_ERROR(GatherCommunicatorOf(i).AllGather(
+          {"AllGather", "parameters", bucket.number, name}, copy + bucket.range.begin * elem_bytes,
+          gather_pieces_));
     }
     coherence_.Remember(i, copy);
   }
