@@ -259,7 +259,9 @@ absl::Status EngineCore::Blame() {
       comm::Agree(communicator_, mine ? absl::FailedPreconditionError(input_.parameters[first].name)
                                       : absl::OkStatus());
   if (!named.ok() && !absl::IsFailedPrecondition(named)) return named;
-  blamed_ = named.ok() ? "none" : std::string(named.message());
+  const auto text = std::string(named.message());
+  const std::string before = ": ";  // the rank that says it, which is whose shard it is, no more
+  blamed_ = named.ok() ? "none" : text.substr(text.find(before) + before.size());
   return absl::OkStatus();
 }
 
