@@ -69,8 +69,10 @@ absl::Status EngineCore::Stop() {
   }
   own_gather_executor_.reset();
   update_stream_->Synchronize();
-  absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
-  return failed_.ok() ? traced : failed_;
+  absl::Status status = failed_;
+  status.Update(storage_);  // what no step has told yet
+  if (in_charge_) status.Update(trace_.Write());
+  return status;
 }
 
 EngineCore::~EngineCore() {
@@ -254,6 +256,7 @@ void EngineCore::HandleCall(Call& call) {
 
 // What is acquired changes under nobody: at stage 3 the trainer would go on with the old values.
 absl::Status EngineCore::CheckAccess(const Call& call) const {
+  ZH_RETURN_IF_ERROR(storage_);  // behind a record that is lost no other was updated
   if (window_.micro_batches() > 0) {
     return absl::FailedPreconditionError("Read and Write: a micro-batch is open; call Step first");
   }

@@ -137,5 +137,30 @@ TEST(OverlapNextForward, ALateFaultEndsTheNextStep) {
   });
 }
 
+// Until then no call tells a state that was not updated, and nobody closes without a word.
+TEST(OverlapNextForward, ALateFaultIsToldByReadAndClose) {
+  for (const bool reads : {true, false}) {
+    RunRanks(2, [&](int rank, const Communicator& communicator) {
+      EngineOptions options = Options(1, true);
+      options.offload.nvme_paths = {std::filesystem::current_path()};
+      options.offload.window = 1;
+      Trainer trainer(options, communicator, TensorsInUnits({512, 5 * 512}), Constant(1.0f));
+      OffloadOptions failing = options.offload;  // the copies of its 6 or so records, then no more
+      failing.faults = "enospc=1,first=10";
+      const Status moved = trainer.engine().Move(rank == 1 ? failing : options.offload);
+      ASSERT_TRUE(moved.ok()) << moved;
+      const GradientFunction ones = Gradients({{1.0f}, {1.0f}});
+      EXPECT_TRUE(trainer.Step(ones).applied);
+      if (reads) {
+        std::vector<float> values(1);
+        const Status told = trainer.engine().Read(0, StateKind::kMaster, 0, values);
+        EXPECT_THAT(std::string(told.message()), ::testing::HasSubstr("rank 1: ")) << told;
+        EXPECT_FALSE(trainer.engine().Step().ok());
+      }
+      EXPECT_EQ(trainer.engine().Close().ok(), !reads && rank == 0);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace zerohold::testing
