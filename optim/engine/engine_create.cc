@@ -41,15 +41,12 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
 
 // Ranks of the first communicator share options; of each, its parameters.
 absl::Status CompareOverRanks(const EngineCore::Input& input) {
-  const auto count = static_cast<int>(input.communicators.size());
-  for (int i = 0; i < count; ++i) {
+  return AgreeOnTexts(input.communicators, "options, parameters and units", [&](int i) {
     std::string text = layout::Describe(input.parameters, input.units, i);
-    if (i == 0)
-      text.insert(0, absl::StrCat(DescribeOptions(input.options), "communicators: ", count, "\n"));
-    ZH_RETURN_IF_ERROR(
-        comm::AgreeOnText(*input.communicators[i], "options, parameters and units", text));
-  }
-  return absl::OkStatus();
+    if (i > 0) return text;
+    return absl::StrCat(DescribeOptions(input.options),
+                        "communicators: ", input.communicators.size(), "\n", text);
+  });
 }
 
 absl::Status CheckCommunicators(const EngineCore::Input& input) {
@@ -125,7 +122,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
   // 2. The same input everywhere.
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator, CompareOverRanks(input)));
+  ZH_RETURN_IF_ERROR(CompareOverRanks(input));
   // 3. Memory and threads.
   std::unique_ptr<EngineCore> core(
       new EngineCore(std::move(input), std::move(layout).value(), nullptr));

@@ -225,6 +225,27 @@ TEST(Communicators, CreateComparesWhatRanksShare) {
   });
 }
 
+// Ranks of a grid share rows and columns: who finds a difference in a row is not missed in its
+// column.
+TEST(Communicators, ADifferenceInOneIsHeardInAll) {
+  const std::vector<std::vector<Communicator>> rows = {ThreadCommunicators(2),
+                                                       ThreadCommunicators(2)};
+  const std::vector<std::vector<Communicator>> columns = {ThreadCommunicators(2),
+                                                          ThreadCommunicators(2)};
+  RunRanks(kWorld, [&](int rank, const Communicator& all) {
+    ModelSpec model{{{"row", {300}}, {"column", {200}}}, {{"unit", {"row", "column"}, {}}}};
+    model.parameters[0].communicator = 1;
+    model.parameters[1].communicator = 2;
+    if (rank == 3) model.parameters[0].shape = {301};
+    const Status refused =
+        Engine::Create(Options(1), {all, rows[rank / 2][rank % 2], columns[rank % 2][rank / 2]},
+                       model.parameters, model.units)
+            .status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("[301]"));
+  });
+}
+
 // Owned by one rank or cut over all: element-wise rules give the same bits.
 TEST(AtomicParameters, GiveTheSameBits) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
