@@ -128,6 +128,7 @@ class EngineCore : private StepActions {
   static absl::StatusOr<layout::Layout> Plan(const Input& input, std::vector<UnitId> generations);
   absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
+  absl::Status PrepareGathers();
   absl::Status CreateRecords(const EngineCore* before);
   absl::Status CheckFrames() const;
   std::vector<memory::FaultMap::Entry> FaultEntries() const;
