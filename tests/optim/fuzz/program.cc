@@ -210,6 +210,9 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   options.check_collective_order = random.OneIn(2);
   options.overlap_next_forward = random.OneIn(2);
   options.persistence_threshold_elems = random.Of<int64_t>({0, 0, 100, 5000});
+  if (std::ranges::any_of(program.splits, &Split::uneven)) {
+    options.persistence_threshold_elems = 0;  // a unit stays on all ranks or on none
+  }
   const Room room = RoomOf(program);
   const int64_t least = std::max(kFrame, room.largest);
   const int64_t spare = random.Below(4) * kFrame;
