@@ -189,8 +189,12 @@ bool EngineCore::Overlaps() const {
 }
 
 // Whether a call touches nothing that a step which was answered still works on. Weights of
-// micro-batches are shared on the channel of its gathers.
+// micro-batches are shared on the channel of its gathers. And a collective call comes behind the
+// reductions of what was reported before it, however long sums take.
 bool EngineCore::MayGoOn(const Call& call) const {
+  const bool collective = call.kind == Call::Kind::kRead || call.kind == Call::Kind::kWrite ||
+                          call.kind == Call::Kind::kExtend;
+  if (collective && accumulating_ > 0) return false;
   if (!applying_) return true;
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   switch (call.kind) {
@@ -208,7 +212,7 @@ bool EngineCore::MayGoOn(const Call& call) const {
 }
 
 bool EngineCore::TakeHeldCall() {
-  if (held_call_ == nullptr || applying_) return false;
+  if (held_call_ == nullptr || !MayGoOn(*held_call_)) return false;
   HandleCall(*std::exchange(held_call_, nullptr));
   return true;
 }

@@ -270,7 +270,7 @@ class EngineCore : private StepActions {
   Call* access_call_ = nullptr;   // waiting for its read or write
   Call* acquire_call_ = nullptr;  // waiting for gathers and for room
   Call* quiesce_call_ = nullptr;
-  Call* held_call_ = nullptr;  // waiting for the step that was answered to be done
+  Call* held_call_ = nullptr;  // see MayGoOn
   bool applying_ = false;      // a step that was answered goes on
   bool stopping_ = false;
   int64_t in_flight_ = 0;     // collectives
