@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "src/base/hash.h"
+#include "src/base/status_macros.h"
 
 namespace zerohold::engine {
 
@@ -104,6 +105,18 @@ std::string DescribeOptions(const EngineOptions& options) {
     absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(options.groups[i]), "\n");
   }
   return text;
+}
+
+// Who finds a difference takes part in what is left: others wait there for it.
+absl::Status AgreeOnTexts(std::span<const std::shared_ptr<comm::Communicator>> communicators,
+                          std::string_view what, const std::function<std::string(int)>& text_of) {
+  absl::Status first;
+  for (int i = 0; i < static_cast<int>(communicators.size()); ++i) {
+    const absl::Status same = comm::AgreeOnText(*communicators[i], what, text_of(i));
+    if (!same.ok() && !absl::IsFailedPrecondition(same)) return same;
+    first.Update(same);
+  }
+  return comm::Agree(*communicators[0], first);
 }
 
 }  // namespace zerohold::engine

@@ -5,11 +5,16 @@
 // Threads: one owner.
 #pragma once
 
+#include <absl/status/status.h>
+
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "src/comm/communicator.h"
 #include "src/layout/layout.h"
 #include "zerohold/options.h"
 #include "zerohold/tensor.h"
@@ -47,5 +52,10 @@ class Consistency {
 std::string DescribeOptions(const EngineOptions& options);
 std::string DescribeGroup(const GroupOptions& group);
 std::string DescribeOffload(const OffloadOptions& offload);
+
+// OK when the ranks of each communicator have the same text for it; else FailedPrecondition, on all
+// ranks of the first one. Collective.
+absl::Status AgreeOnTexts(std::span<const std::shared_ptr<comm::Communicator>> communicators,
+                          std::string_view what, const std::function<std::string(int)>& text_of);
 
 }  // namespace zerohold::engine

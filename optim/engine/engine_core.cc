@@ -69,11 +69,10 @@ absl::Status EngineCore::Stop() {
   }
   own_gather_executor_.reset();
   update_stream_->Synchronize();
-  const absl::Status traced = in_charge_ ? trace_.Write() : absl::OkStatus();
-  absl::Status untold = failed_;
-  untold.Update(storage_);
-  untold.Update(traced);
-  return untold;
+  absl::Status status = failed_;
+  status.Update(storage_);  // what no step has told yet
+  if (in_charge_) status.Update(trace_.Write());
+  return status;
 }
 
 EngineCore::~EngineCore() {
@@ -193,8 +192,12 @@ bool EngineCore::Overlaps() const {
 }
 
 // Whether a call touches nothing that a step which was answered still works on. Weights of
-// micro-batches are shared on the channel of its gathers.
+// micro-batches are shared on the channel of its gathers. And a collective call comes behind the
+// reductions of what was reported before it, however long sums take.
 bool EngineCore::MayGoOn(const Call& call) const {
+  const bool collective = call.kind == Call::Kind::kRead || call.kind == Call::Kind::kWrite ||
+                          call.kind == Call::Kind::kExtend;
+  if (collective && accumulating_ > 0) return false;
   if (!applying_) return true;
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   switch (call.kind) {
@@ -212,7 +215,7 @@ bool EngineCore::MayGoOn(const Call& call) const {
 }
 
 bool EngineCore::TakeHeldCall() {
-  if (held_call_ == nullptr || applying_) return false;
+  if (held_call_ == nullptr || !MayGoOn(*held_call_)) return false;
   HandleCall(*std::exchange(held_call_, nullptr));
   return true;
 }
@@ -268,6 +271,7 @@ void EngineCore::PostAccessIfQuiet() {
 
 // What is acquired changes under nobody: at stage 3 the trainer would go on with the old values.
 absl::Status EngineCore::CheckAccess(const Call& call) const {
+  ZH_RETURN_IF_ERROR(storage_);  // behind a record that is lost no other was updated
   if (window_.micro_batches() > 0) {
     return absl::FailedPreconditionError("Read and Write: a micro-batch is open; call Step first");
   }

@@ -131,6 +131,7 @@ class EngineCore : private StepActions {
   static absl::StatusOr<layout::Layout> Plan(const Input& input, std::vector<UnitId> generations);
   absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
+  absl::Status PrepareGathers();
   absl::Status CreateRecords(const EngineCore* before);
   std::span<std::byte> Staging(int64_t begin, int64_t bytes) const;
   absl::Status CheckFrames() const;
@@ -281,7 +282,7 @@ class EngineCore : private StepActions {
   Call* access_call_ = nullptr;   // waiting for its read or write
   Call* acquire_call_ = nullptr;  // waiting for gathers and for room
   Call* quiesce_call_ = nullptr;
-  Call* held_call_ = nullptr;  // waiting for the step that was answered to be done
+  Call* held_call_ = nullptr;  // see MayGoOn
   bool applying_ = false;      // a step that was answered goes on
   bool stopping_ = false;
   bool agreed_ = false;       // the verdict waits for gathers that read what it may change

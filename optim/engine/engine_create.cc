@@ -48,16 +48,12 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
 // Ranks of the first communicator share options; of each, its parameters. All are compared, also
 // after a difference: ranks that know nothing of it wait in the others.
 absl::Status CompareOverRanks(const EngineCore::Input& input) {
-  const auto count = static_cast<int>(input.communicators.size());
-  absl::Status status;
-  for (int i = 0; i < count; ++i) {
+  return AgreeOnTexts(input.communicators, "options, parameters and units", [&](int i) {
     std::string text = layout::Describe(input.parameters, input.units, i);
-    if (i == 0)
-      text.insert(0, absl::StrCat(DescribeOptions(input.options), "communicators: ", count, "\n"));
-    status.Update(
-        comm::AgreeOnText(*input.communicators[i], "options, parameters and units", text));
-  }
-  return status;
+    if (i > 0) return text;
+    return absl::StrCat(DescribeOptions(input.options),
+                        "communicators: ", input.communicators.size(), "\n", text);
+  });
 }
 
 absl::Status CheckCommunicators(const EngineCore::Input& input) {
@@ -129,7 +125,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
   // 2. The same input everywhere.
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator, CompareOverRanks(input)));
+  ZH_RETURN_IF_ERROR(CompareOverRanks(input));
   // 3. Memory and threads.
   std::unique_ptr<EngineCore> core(
       new EngineCore(std::move(input), std::move(layout).value(), nullptr));
@@ -248,17 +244,52 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
         "this kernel cannot move shared mappings (5.13 can), so every acquire maps its pages anew");
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, AllocateScratch()));
-  if (layout_.max_framed_parameter_bytes() > 0 && gather_communicators_ == input_.communicators) {
-    for (auto& communicator : gather_communicators_) {
-      ZH_ASSIGN_OR_RETURN(communicator, communicator->Duplicate());
-    }
-  }
+  if (layout_.config().parameter_frames) ZH_RETURN_IF_ERROR(PrepareGathers());
   int threads = before == nullptr ? 0 : before->update_site_->threads();
   if (before == nullptr) {
     ZH_ASSIGN_OR_RETURN(threads, UpdateThreads(communicator_, input_.options.update_threads));
   }
   update_site_ = std::make_unique<UpdateSite>(UpdateSite::Model{layout_, *memory_, *records_},
                                               input_.options, threads);
+  return absl::OkStatus();
+}
+
+// Gathers run in one order on all ranks that share them. So a unit is in frames on all of these
+// ranks or on none; and where ranks differ in what their units need, they would differ in what they
+// evict and prefetch, so that every acquire gathers.
+absl::Status EngineCore::PrepareGathers() {
+  const auto framed_with = [this](int communicator) {
+    std::string text;
+    for (size_t unit = 0; unit < input_.units.size(); ++unit) {
+      const layout::UnitPlace& place = layout_.units()[unit];
+      const auto spaces =
+          layout_.spaces().subspan(place.first_space, place.last_space - place.first_space);
+      const bool shared = std::ranges::any_of(spaces, [&](const layout::FlatSpace& space) {
+        return space.communicator == communicator && space.elems > 0;
+      });
+      if (!shared) continue;
+      absl::StrAppend(&text, "unit ", input_.units[unit].name,
+                      place.parameters_framed ? " comes in frames\n" : " stays\n");
+    }
+    return text;
+  };
+  ZH_RETURN_IF_ERROR(AgreeOnTexts(input_.communicators,
+                                  "what persistence_threshold_elems makes of units", framed_with));
+  bool alike = true;
+  for (size_t i = 0; i < input_.communicators.size(); ++i) {
+    const bool shares = framed_with(static_cast<int>(i)).find("frames") != std::string::npos;
+    const auto needs = static_cast<int64_t>(shares ? residency_.HashOfNeeds() >> 1 : 0);
+    int64_t ends[] = {needs, -needs};
+    ZH_RETURN_IF_ERROR(input_.communicators[i]->AllReduce({"needs of frames"}, {}, ends, {}));
+    alike &= ends[0] == -ends[1];
+  }
+  int64_t any[] = {layout_.max_framed_parameter_bytes() > 0 ? 1 : 0, alike ? 0 : 1};
+  ZH_RETURN_IF_ERROR(communicator_.AllReduce({"frames"}, {}, any, {}));
+  residency_.set_on_demand(any[1] != 0);
+  if (any[0] == 0 || gather_communicators_ != input_.communicators) return absl::OkStatus();
+  for (auto& communicator : gather_communicators_) {
+    ZH_ASSIGN_OR_RETURN(communicator, communicator->Duplicate());
+  }
   return absl::OkStatus();
 }
 

@@ -41,14 +41,10 @@ absl::Status CheckMove(const OffloadOptions& before, const OffloadOptions& after
 
 // Over all communicators, as when an engine is made.
 absl::Status CompareOverRanks(const EngineCore::Input& input, const Addition& addition) {
-  absl::Status status;
-  for (size_t i = 0; i < input.communicators.size(); ++i) {
-    status.Update(comm::AgreeOnText(
-        *input.communicators[i],
-        addition.offload ? "where records shall rest" : "added parameters, units and groups",
-        Describe(addition, static_cast<int>(i))));
-  }
-  return status;
+  return AgreeOnTexts(
+      input.communicators,
+      addition.offload ? "where records shall rest" : "added parameters, units and groups",
+      [&](int i) { return Describe(addition, i); });
 }
 
 }  // namespace
@@ -113,7 +109,7 @@ absl::Status EngineCore::BuildSuccessor(const Call& call) {
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, status));
   // What was there before is the same already, or the next Step says what is not.
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CompareOverRanks(input, addition)));
+  ZH_RETURN_IF_ERROR(CompareOverRanks(input, addition));
   std::unique_ptr<EngineCore> successor(
       new EngineCore(std::move(input), std::move(layout).value(), this));
   ZH_RETURN_IF_ERROR(successor->Allocate(this));

@@ -47,7 +47,7 @@ absl::Status EngineCore::ReduceScatter(const Issue& issue, const layout::Bucket&
   return landed(
       CommunicatorOf(bucket.space)
           .ReduceScatter(
-              {"ReduceScatter", "bucket", bucket.index, input_.units[space.unit].name},
+              {"ReduceScatter", "bucket", bucket.number, input_.units[space.unit].name},
               {.addends = issue.addends,
                .dtype = memory.full_sum.base != nullptr ? DType::kFloat32 : space.dtype,
                .shards = shards_,
@@ -118,7 +118,7 @@ absl::Status EngineCore::AllGather(const Operation& operation, const layout::Buc
                        shards_[rank].size() * elem_bytes});
   }
   return CommunicatorOf(bucket.space)
-      .AllGather({"AllGather", "bucket", bucket.index, input_.units[operation.unit].name},
+      .AllGather({"AllGather", "bucket", bucket.number, input_.units[operation.unit].name},
                  array.At(bucket.range.begin, layout_.HeldBegin(bucket)), pieces_);
 }
 
@@ -152,9 +152,9 @@ absl::Status EngineCore::GatherUnit(Issue& issue) {
         gather_pieces_.push_back({static_cast<int>(rank), gather_shards_[rank].begin * elem_bytes,
                                   gather_shards_[rank].size() * elem_bytes});
       }
-      ZH_RETURN_IF_ERROR(GatherCommunicatorOf(i).AllGather({"AllGather", "parameters", b, name},
-                                                           copy + bucket.range.begin * elem_bytes,
-                                                           gather_pieces_));
+      ZH_RETURN_IF_ERROR(GatherCommunicatorOf(i).AllGather(
+          {"AllGather", "parameters", bucket.number, name}, copy + bucket.range.begin * elem_bytes,
+          gather_pieces_));
     }
     coherence_.Remember(i, copy);
     // All took part, and none goes on with what one could not read.
@@ -297,7 +297,9 @@ absl::Status EngineCore::Blame() {
       comm::Agree(communicator_, mine ? absl::FailedPreconditionError(input_.parameters[first].name)
                                       : absl::OkStatus());
   if (!named.ok() && !absl::IsFailedPrecondition(named)) return named;
-  blamed_ = named.ok() ? "none" : std::string(named.message());
+  const auto text = std::string(named.message());
+  const std::string before = ": ";  // the rank that says it, which is whose shard it is, no more
+  blamed_ = named.ok() ? "none" : text.substr(text.find(before) + before.size());
   return absl::OkStatus();
 }
 

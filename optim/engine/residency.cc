@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "src/base/hash.h"
+
 namespace zerohold::engine {
 
 Residency::Residency(const layout::Layout& layout, std::span<const UnitSpec> units,
@@ -21,6 +23,17 @@ void Residency::InheritRoutes(const Residency& before) {
   route_ = before.route_ == &before.evaluation_ ? &evaluation_ : &training_;
 }
 
+// Units that stay count for the numbers of those behind them.
+uint64_t Residency::HashOfNeeds() const {
+  std::string text = absl::StrCat(frame_bytes_);
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const layout::UnitPlace& place = layout_.units()[unit];
+    absl::StrAppend(&text, "\n", place.parameters_framed ? place.parameter_bytes.size() : 0);
+    for (const std::string& used : units_[unit].uses) absl::StrAppend(&text, " ", used);
+  }
+  return base::Hash(text);
+}
+
 void Residency::BeginPass(Pass pass) {
   route_ = pass == Pass::kEvaluation ? &evaluation_ : &training_;
   route_->BeginPass();
@@ -34,6 +47,7 @@ absl::Status Residency::Acquire(UnitId unit, Pass pass, std::vector<Gather>* gat
   const bool begins = evaluation && route_->first() == unit;
   if (pass != Pass::kNone && (begins || evaluation != (route_ == &evaluation_))) BeginPass(pass);
   State& state = states_[unit];
+  if (on_demand_) Invalidate(unit);
   if (!state.extent) {
     // An acquired unit is needed now: anything unpinned may go.
     state.extent = FindRoom(unit, -1);
@@ -62,7 +76,7 @@ void Residency::Release(UnitId unit) {
 }
 
 void Residency::Prefetch(std::vector<Gather>* gathers) {
-  for (int64_t ahead = 0;; ++ahead) {
+  for (int64_t ahead = 0; !on_demand_; ++ahead) {
     const UnitId unit = route_->Expected(ahead);
     if (unit < 0) return;
     State& state = states_[unit];

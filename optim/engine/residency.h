@@ -36,6 +36,11 @@ class Residency {
   // Follows the routes that another one has learned; their units come first in this one's list.
   void InheritRoutes(const Residency& before);
 
+  // Of what decides, besides the calls: ranks of one hash decide alike.
+  uint64_t HashOfNeeds() const;
+  // Ranks decide differently: nothing is kept between acquires, or prefetched.
+  void set_on_demand(bool on_demand) { on_demand_ = on_demand; }
+
   // A pass over the units begins, for training or evaluation, which have a route each.
   void BeginPass(Pass pass);
   // Pins the unit; `gather` gets it if it is away. Errors: ResourceExhausted naming the unit, what
@@ -75,6 +80,7 @@ class Residency {
   Route evaluation_;
   Route* route_ = &training_;
   int64_t clock_ = 0;
+  bool on_demand_ = false;
 };
 
 }  // namespace zerohold::engine

@@ -66,6 +66,7 @@ FlatSpace EmptySpace(UnitId unit, const ParameterSpec& like) {
           .parameter_offset_bytes = -1,
           .gradient_offset_bytes = -1,
           .first_bucket = 0,
+          .first_number = 0,
           .bucket_count = 0,
           .bucket_elems = 0,
           .held_elems = 0,
@@ -182,6 +183,7 @@ void Layout::PlaceUnit(UnitId unit, const CheckedInput& input,
 }
 
 absl::Status Layout::CutBuckets() {
+  numbers_.assign(config_.communicators.size(), 0);
   for (FlatSpace& space : spaces_) {
     const int64_t world = config_.communicators[space.communicator].world;
     space.elems = AlignUp(space.elems, kBlockElems);
@@ -192,6 +194,8 @@ absl::Status Layout::CutBuckets() {
     space.first_bucket = bucket_count_;
     space.bucket_count = CeilDiv(space.elems, space.bucket_elems);
     bucket_count_ += space.bucket_count;
+    space.first_number = numbers_[space.communicator];
+    numbers_[space.communicator] += space.bucket_count;
     const int64_t sharers = config_.shard_update && space.owner < 0 ? world : 1;
     const int64_t records = CeilDiv(space.elems, config_.record_elems) / sharers;
     if (bucket_count_ > kMaxPieces || records > kMaxPieces) {
@@ -269,8 +273,12 @@ void Layout::CutRecords(int32_t space) {
 
 Bucket Layout::BucketIn(int32_t space, int64_t index) const {
   const FlatSpace& flat = spaces_[space];
-  const int64_t begin = (index - flat.first_bucket) * flat.bucket_elems;
-  return {space, index, {begin, std::min(begin + flat.bucket_elems, flat.elems)}};
+  const int64_t in_space = index - flat.first_bucket;
+  const int64_t begin = in_space * flat.bucket_elems;
+  return {.space = space,
+          .index = index,
+          .number = flat.first_number + in_space,
+          .range = {begin, std::min(begin + flat.bucket_elems, flat.elems)}};
 }
 
 Bucket Layout::BucketAt(int64_t index) const {
@@ -288,7 +296,7 @@ Range Layout::ShardOf(const Bucket& bucket, int rank) const {
   if (owner >= 0)
     return {bucket.range.begin, owner == rank ? bucket.range.end : bucket.range.begin};
   const int64_t blocks = bucket.range.size() / kBlockElems;
-  const int64_t part = (rank + bucket.index) % world;
+  const int64_t part = (rank + bucket.number) % world;
   // floor(blocks * i / world), without the product that may not fit.
   const auto border = [&](int64_t i) {
     return bucket.range.begin + kBlockElems * (blocks / world * i + blocks % world * i / world);

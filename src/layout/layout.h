@@ -64,6 +64,7 @@ struct FlatSpace {
   int64_t parameter_offset_bytes;  // in its generation's arena of parameters
   int64_t gradient_offset_bytes;   // in its arena of gradients; -1 when frozen
   int64_t first_bucket;            // index over all spaces
+  int64_t first_number;            // of that bucket; see Bucket
   int64_t bucket_count;
   int64_t bucket_elems;  // of each but the last
   int64_t held_elems;    // of this rank's update ranges, all of them
@@ -72,8 +73,9 @@ struct FlatSpace {
 
 struct Bucket {
   int32_t space;
-  int64_t index;  // over all spaces
-  Range range;    // in its space
+  int64_t index;   // over all spaces
+  int64_t number;  // over those of its communicator, whose ranks have it in common
+  Range range;     // in its space
 };
 
 // A contiguous part of a record: `range` of the flat space lies at `offset` in each of the record's
@@ -199,6 +201,7 @@ class Layout {
   std::vector<Place> places_;
   std::vector<Record> records_;
   std::vector<std::vector<int64_t>> owned_elems_;  // atomic ones, by communicator and rank
+  std::vector<int64_t> numbers_;                   // next bucket's, by communicator
   int64_t bucket_count_ = 0;
   std::vector<int64_t> held_begin_;  // by bucket
   std::vector<ArenaSizes> arenas_;

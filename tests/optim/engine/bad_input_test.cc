@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "tests/support/ranks.h"
 #include "tests/support/trainer.h"
@@ -416,6 +418,22 @@ TEST(BadInput, AUnitLargerThanTheFrames) {
     refused(2, "max_live_gradients_bytes");
     options.max_live_gradients_bytes = 2 * kFrame;
     EXPECT_TRUE(create().ok());
+  });
+}
+
+// Sums of one rank take their time: its Read, which is refused, comes behind the same reductions as
+// the others'.
+TEST(BadInput, ReadInAWindowIsRefusedWhateverIsUnderWay) {
+  RunStages({2}, [](EngineOptions options, int rank, Communicator ranks) {
+    ModelSpec model = Tensors({1 << 21});
+    model.parameters[0].dtype = DType::kBFloat16;
+    Trainer trainer(options, ranks, model, Constant(1.0f));
+    trainer.MicroBatch(Waves(rank));
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::vector<float> values(1);
+    const Status refused = trainer.engine().Read(0, StateKind::kMaster, 0, values);
+    EXPECT_EQ(refused.code(), Code::kFailedPrecondition) << refused;
+    EXPECT_TRUE(trainer.Step().applied);
   });
 }
 

@@ -284,6 +284,68 @@ TEST(Communicators, ARecordThatAFewRanksLostEndsTheNextStepOnAll) {
   });
 }
 
+// Room that holds all units on one rank and two on another: what they share is gathered alike.
+TEST(Communicators, ExpertsOfOtherSizesInTightFrames) {
+  std::vector<float> expected;
+  std::mutex mutex;
+  for (const int stage : {0, 3}) {
+    RunPairs([&](int rank, const std::vector<Communicator>& communicators) {
+      SCOPED_TRACE(absl::StrCat("stage ", stage, ", rank ", rank));
+      ModelSpec model = TensorsInUnits({4000, 3000, 2000, 1000, rank % 2 == 0 ? 100 : 1500000});
+      model.parameters[4].communicator = 1;
+      model.units.pop_back();
+      model.units[3].parameters.push_back("e");
+      const auto gradient = [&](ParameterId id, std::span<const float>, std::span<float> sums) {
+        for (size_t i = 0; i < sums.size(); ++i) {
+          sums[i] += Exact(id * 11 + (id < 4 ? rank : 0), static_cast<int64_t>(i));
+        }
+      };
+      EngineOptions options = Options(stage);
+      options.clip_grad_norm = 0.0;
+      Trainer trainer(options, communicators, model, Constant(1.0f));
+      for (int step = 0; step < 2; ++step) {
+        ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+        for (UnitId unit = 0; unit < 4; ++unit) {
+          ASSERT_TRUE(trainer.engine().Acquire(unit, AcquireMode::kForward).ok());
+          ASSERT_TRUE(trainer.engine().Release(unit).ok());
+        }
+        for (UnitId unit = 3; unit >= 0; --unit) trainer.Backward(unit, gradient);
+        trainer.Step();
+      }
+      std::vector<float> dense;
+      for (const ParameterId id : {0, 1, 2, 3}) {
+        const std::vector<float> one = trainer.Read(id);
+        dense.insert(dense.end(), one.begin(), one.end());
+      }
+      const std::lock_guard lock(mutex);
+      if (expected.empty()) expected = dense;
+      EXPECT_EQ(dense, expected);
+    });
+  }
+}
+
+TEST(Communicators, AUnitThatComesInFramesOnSomeRanksAloneIsRefused) {
+  RunPairs([&](int rank, const std::vector<Communicator>& communicators) {
+    EngineOptions options = Options(3);
+    options.persistence_threshold_elems = 5000;
+    ModelSpec model{{{"dense", {3000}}, {"expert", {rank % 2 == 0 ? 100 : 9000}}},
+                    {{"block", {"dense", "expert"}, {}}}};
+    model.parameters[1].communicator = 1;
+    const auto create = [&] {
+      return Engine::Create(options, communicators, model.parameters, model.units).status();
+    };
+    const Status refused = create();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                ::testing::AllOf(::testing::HasSubstr("persistence_threshold_elems"),
+                                 ::testing::HasSubstr("block")));
+    // Nothing that is shared is in frames: they may differ.
+    model.units = {{"block", {"dense"}, {}}, {"experts", {"expert"}, {}}};
+    const Status created = create();
+    EXPECT_TRUE(created.ok()) << created;
+  });
+}
+
 // Owned by one rank or cut over all: element-wise rules give the same bits.
 TEST(AtomicParameters, GiveTheSameBits) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -192,6 +192,34 @@ TEST_P(EveryDType, LossScaleFollowsItsRule) {
   });
 }
 
+// Told alike on all ranks, wherever the shard lies; the trainer may go on.
+TEST_P(EveryDType, TooManySkipsNameTheFirstParameter) {
+  RunStages({1, 2, 3}, [](EngineOptions options, int rank, Communicator ranks) {
+    options.loss_scale = {.enabled = true, .initial = 1024, .floor = 512, .max_skips = 3};
+    ModelSpec model = TensorsInUnits({300, 2000, 0, 500});
+    for (ParameterSpec& spec : model.parameters) spec.dtype = GetParam();
+    Trainer trainer(options, ranks, model, Constant(1.0f));
+    const auto bad = [&](ParameterId id, std::span<const float>, std::span<float> gradient) {
+      std::ranges::fill(gradient, 1.0f);
+      if (id == 1 && rank == ranks.size() - 1) gradient[1999] = NAN;
+      if (id == 3 && rank == 0) gradient[0] = INFINITY;
+    };
+    for (int round = 0; round < 2; ++round) {
+      for (int skip = 0; skip < 2; ++skip) EXPECT_FALSE(trainer.Step(bad).applied);
+      for (const int skips : {3, 4}) {
+        const Status stopped = trainer.TryStep(bad).status();
+        EXPECT_TRUE(absl::IsFailedPrecondition(stopped)) << stopped;
+        EXPECT_EQ(stopped.message(),
+                  "Step: " + std::to_string(skips) +
+                      " steps in a row were skipped at a loss scale down to 512; the first "
+                      "parameter whose gradient is not finite is b; lower the learning rate, look "
+                      "at its inputs, or raise loss_scale.max_skips");
+      }
+      EXPECT_TRUE(trainer.Step(Gradients({{1.0f}, {1.0f}, {1.0f}, {1.0f}})).applied);
+    }
+  });
+}
+
 // Stage 3 learns the order of acquires and has units there before they are asked for; what is
 // touched outside is refused or found.
 TEST(Engine, FramesBoundWhatIsLive) {

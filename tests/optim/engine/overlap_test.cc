@@ -137,21 +137,29 @@ TEST(OverlapNextForward, ALateFaultEndsTheNextStep) {
   });
 }
 
-// When there is no next step, Close tells it: of the rank whose disk it is.
-TEST(OverlapNextForward, AFaultUnderTheLastStepIsToldByClose) {
-  RunRanks(2, [&](int rank, const Communicator& communicator) {
-    EngineOptions options = Options(1, true);
-    options.offload.nvme_paths = {std::filesystem::current_path()};
-    if (rank == 1) options.offload.faults = "enospc=1,first=1";  // after the first store
-    Trainer trainer(options, communicator, Tensors({2 * 512}), Constant(0.0f));
-    for (int step = 0; step < 2; ++step) {
-      EXPECT_TRUE(trainer.Step(Gradients({{1.0f}})).applied);
-      EXPECT_EQ(trainer.engine().Quiesce().ok(), step == 0 || rank == 0);
-    }
-    const Status closed = trainer.engine().Close();
-    EXPECT_EQ(closed.ok(), rank == 0) << closed;
-    EXPECT_EQ(absl::IsResourceExhausted(closed), rank == 1) << closed;
-  });
+// Until then no call tells a state that was not updated, and nobody closes without a word.
+TEST(OverlapNextForward, ALateFaultIsToldByReadAndClose) {
+  for (const bool reads : {true, false}) {
+    RunRanks(2, [&](int rank, const Communicator& communicator) {
+      EngineOptions options = Options(1, true);
+      options.offload.nvme_paths = {std::filesystem::current_path()};
+      options.offload.window = 1;
+      Trainer trainer(options, communicator, TensorsInUnits({512, 5 * 512}), Constant(1.0f));
+      OffloadOptions failing = options.offload;  // the copies of its 6 or so records, then no more
+      failing.faults = "enospc=1,first=10";
+      const Status moved = trainer.engine().Move(rank == 1 ? failing : options.offload);
+      ASSERT_TRUE(moved.ok()) << moved;
+      const GradientFunction ones = Gradients({{1.0f}, {1.0f}});
+      EXPECT_TRUE(trainer.Step(ones).applied);
+      if (reads) {
+        std::vector<float> values(1);
+        const Status told = trainer.engine().Read(0, StateKind::kMaster, 0, values);
+        EXPECT_THAT(std::string(told.message()), ::testing::HasSubstr("rank 1: ")) << told;
+        EXPECT_FALSE(trainer.engine().Step().ok());
+      }
+      EXPECT_EQ(trainer.engine().Close().ok(), !reads && rank == 0);
+    });
+  }
 }
 
 }  // namespace

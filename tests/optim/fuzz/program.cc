@@ -29,11 +29,13 @@ std::vector<int64_t> DrawShape(Random& random) {
   }
 }
 
-Model DrawModel(Random& random, const std::string& prefix, const Model& before, bool half) {
+Model DrawModel(Random& random, const std::string& prefix, const Program& program, bool half) {
+  const Model& before = program.model;
   Model model;
   const auto units = random.Below(5) + (prefix.empty() ? 1 : 0);
   const DType one = random.Of({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
   const bool mixed = random.OneIn(3);
+  const bool mean = program.options.reduction == GradientReduction::kMean;
   for (int64_t u = 0; u < units; ++u) {
     UnitSpec unit{absl::StrCat(prefix, "u", u), {}, {}};
     const auto count = random.OneIn(8) ? 0 : 1 + random.Below(4);
@@ -45,6 +47,8 @@ Model DrawModel(Random& random, const std::string& prefix, const Model& before, 
       spec.atomic = random.OneIn(7);
       spec.group = static_cast<int>(random.Below(2));
       if (random.OneIn(6)) spec.norm_weight = 0.5;
+      spec.communicator = static_cast<int>(random.Below(1 + std::ssize(program.splits)));
+      if (spec.communicator > 0 && mean && random.OneIn(2)) spec.mean_ranks = program.world;
       unit.parameters.push_back(spec.name);
       model.parameters.push_back(std::move(spec));
     }
@@ -98,7 +102,9 @@ Room RoomOf(const Program& program) {
     int64_t bytes = 0;
     for (const std::string& name : unit.parameters) {
       for (const ParameterSpec& spec : specs) {
-        if (spec.name == name) bytes += ElemsOf(spec) * SizeOf(spec.dtype) + 4096;
+        // Twice where ranks differ.
+        const int64_t most = ElemsOf(spec) * SizeOf(spec.dtype) * (spec.communicator > 0 ? 2 : 1);
+        if (spec.name == name) bytes += most + 4096;
       }
     }
     return (bytes + kFrame - 1) / kFrame * kFrame;
@@ -117,6 +123,34 @@ Room RoomOf(const Program& program) {
   return room;
 }
 
+OffloadOptions DrawOffload(Random& random, const std::string& folder) {
+  OffloadOptions offload;
+  offload.nvme_paths = {folder};
+  if (random.OneIn(3)) offload.nvme_paths.push_back(folder);
+  offload.host_budget_bytes =
+      random.Of<int64_t>({0, 0, 1000, 20000, 200000, OffloadOptions::kAllBytes});
+  offload.window = static_cast<int>(random.Below(9));
+  offload.io_engine = random.Of({IoEngine::kBest, IoEngine::kThreads});
+  if (random.OneIn(2)) {
+    offload.faults = absl::StrCat("short=0.3,again=0.2,late=0.2,seed=", random.Below(1000));
+  }
+  return offload;
+}
+
+// Where disks are used: of gradients and parameters, at stages that have them in frames.
+void DrawBudgets(Random& random, EngineOptions& options) {
+  if (options.offload.nvme_paths.empty()) return;
+  const auto budget = [&] { return random.Of<int64_t>({0, 3000, OffloadOptions::kAllBytes}); };
+  if (options.zero_stage >= 2) options.offload.host_gradients_bytes = budget();
+  if (options.zero_stage >= 3) options.offload.host_parameters_bytes = budget();
+}
+
+std::string Describe(const OffloadOptions& o) {
+  return absl::StrCat("disk ", o.nvme_paths.size(), " host ", o.host_budget_bytes, "/",
+                      o.host_parameters_bytes, "/", o.host_gradients_bytes, " window ", o.window,
+                      " io ", static_cast<int>(o.io_engine), " faults \"", o.faults, "\"");
+}
+
 }  // namespace
 
 Program MakeProgram(uint64_t seed) {
@@ -126,11 +160,20 @@ Program MakeProgram(uint64_t seed) {
   EngineOptions& options = program.options;
   options.zero_stage = 0;
   DrawRule(random, options);
+  options.reduction = random.Of({GradientReduction::kMean, GradientReduction::kMean,
+                                 GradientReduction::kSum, GradientReduction::kWeightedMean});
   if (random.OneIn(4)) options.master = MasterForm::kRemainder;
   const bool half = options.master != MasterForm::kRemainder;
-  program.model = DrawModel(random, "", {}, half);
+  if (program.world > 1 && random.OneIn(3)) {
+    for (int64_t i = 1 + random.Below(2); i > 0; --i) {
+      program.splits.push_back({.ranks = static_cast<int>(1 + random.Below(program.world)),
+                                .neighbours = random.OneIn(2),
+                                .uneven = random.OneIn(3)});
+    }
+  }
+  program.model = DrawModel(random, "", program, half);
   const bool adds = random.OneIn(3);
-  if (adds) program.later = DrawModel(random, "late.", program.model, half);
+  if (adds) program.later = DrawModel(random, "late.", program, half);
   options.communication_timeout_s = 10.0;
   options.notice = [](const std::string&) {};
   options.update_threads = 1;
@@ -141,80 +184,120 @@ Program MakeProgram(uint64_t seed) {
   } else if (random.OneIn(3)) {
     options.max_micro_batches = 3;  // of which one is used
   }
-  options.reduction = random.Of({GradientReduction::kMean, GradientReduction::kMean,
-                                 GradientReduction::kSum, GradientReduction::kWeightedMean});
   const bool scaled = random.OneIn(2);
   if (scaled) options.loss_scale = {.enabled = true, .initial = 1024, .growth_interval = 2};
+  const bool storm = scaled && random.OneIn(4);
+  if (storm) options.loss_scale.max_skips = 1 + random.Below(3);
   const auto steps = 2 + random.Below(4);
+  const auto added = random.Below(steps);
   const bool shuffled = random.OneIn(4);
   for (int64_t i = 0; i < steps; ++i) {
     Step step{.seed = static_cast<uint64_t>(random.Below(1 << 30))};
     step.micro_batches = many ? static_cast<int>(1 + random.Below(options.max_micro_batches)) : 1;
     step.flush = random.OneIn(4);
     step.evaluates = random.OneIn(3);
-    step.adds = adds && i == 1;
-    step.overflows = scaled && random.OneIn(4);
+    step.interrupts = random.OneIn(4);
+    step.nests = random.OneIn(4);
+    step.adds = adds && i == added;
+    step.overflows = scaled && (storm ? !random.OneIn(4) : random.OneIn(4));
     step.writes = random.OneIn(2) ? static_cast<int>(random.Below(4)) : 0;
     step.sparse = random.OneIn(3);
+    step.apart = step.sparse && random.OneIn(2);
     step.shuffled = shuffled;
     program.steps.push_back(step);
   }
   return program;
 }
 
-EngineOptions Vary(const Program& program, Random& random, const std::string& folder) {
-  EngineOptions options = program.options;
+Way Vary(const Program& program, Random& random, const std::string& folder) {
+  Way way = {program.options, {}, {}};
+  EngineOptions& options = way.options;
   options.zero_stage = static_cast<int>(random.Below(4));
   options.bucket_elems = random.Of<int64_t>({1, 256, 700, 5000, 1 << 20});
   options.record_elems = random.Of<int64_t>({256, 1000, 4096, 1 << 18});
   options.update_threads = static_cast<int>(1 + random.Below(3));
   options.check_collective_order = random.OneIn(2);
+  options.overlap_next_forward = random.OneIn(2);
   options.persistence_threshold_elems = random.Of<int64_t>({0, 0, 100, 5000});
+  if (std::ranges::any_of(program.splits, &Split::uneven)) {
+    options.persistence_threshold_elems = 0;  // a unit stays on all ranks or on none
+  }
   const Room room = RoomOf(program);
   const int64_t least = std::max(kFrame, room.largest);
   const int64_t spare = random.Below(4) * kFrame;
   if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
-  const bool wide = room.tied || program.steps[0].shuffled;
+  // Who leaves out what others report is waited for by them when they have no room, and may wait
+  // for them to gather what comes next.
+  const bool apart = std::ranges::any_of(program.steps, &Step::apart);
+  const bool wide = room.tied || program.steps[0].shuffled || (apart && options.zero_stage == 3);
   if (wide) options.max_live_gradients_bytes = room.all + kFrame;
   if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
-  if (!random.OneIn(2)) return options;
-  options.offload.nvme_paths = {folder};
-  if (random.OneIn(3)) options.offload.nvme_paths.push_back(folder);
-  constexpr int64_t kAll = OffloadOptions::kAllBytes;
-  options.offload.host_budget_bytes = random.Of<int64_t>({0, 0, 1000, 20000, 200000, kAll});
-  const auto budget = [&] { return random.Of<int64_t>({0, 0, 3000, kAll}); };
-  if (options.zero_stage >= 2) options.offload.host_gradients_bytes = budget();
-  if (options.zero_stage >= 3) options.offload.host_parameters_bytes = budget();
-  options.offload.window = static_cast<int>(random.Below(6));
-  options.offload.io_engine = random.Of({IoEngine::kBest, IoEngine::kThreads});
-  if (random.OneIn(2)) {
-    options.offload.faults = absl::StrCat("short=0.3,again=0.2,late=0.2,seed=", random.Below(1000));
+  if (random.OneIn(2)) options.offload = DrawOffload(random, folder);
+  DrawBudgets(random, options);
+  const bool stays = options.offload.host_parameters_bytes != OffloadOptions::kAllBytes ||
+                     options.offload.host_gradients_bytes != OffloadOptions::kAllBytes;
+  const bool moves = random.OneIn(3);
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    way.moves.emplace_back();
+    if (!moves || !random.OneIn(2)) continue;
+    const bool home = !stays && random.OneIn(3);
+    way.moves.back() = home ? OffloadOptions() : DrawOffload(random, folder);
+    way.moves.back()->host_parameters_bytes = options.offload.host_parameters_bytes;
+    way.moves.back()->host_gradients_bytes = options.offload.host_gradients_bytes;
   }
-  return options;
+  return way;
 }
 
-std::string Describe(const EngineOptions& o) {
-  return absl::StrCat(
-      "stage ", o.zero_stage, ", bucket ", o.bucket_elems, ", record ", o.record_elems,
-      ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems, ", live ",
-      o.max_live_parameters_bytes, "/", o.max_live_gradients_bytes, ", order ",
-      static_cast<int>(o.check_collective_order), ", disk ", o.offload.nvme_paths.size(), " host ",
-      o.offload.host_budget_bytes, "/", o.offload.host_parameters_bytes, "/",
-      o.offload.host_gradients_bytes, " window ", o.offload.window, " io ",
-      static_cast<int>(o.offload.io_engine), " faults \"", o.offload.faults, "\"");
+Way VaryWithFaults(const Program& program, Random& random, const std::string& folder) {
+  Way way = Vary(program, random, folder);
+  way.moves.clear();
+  OffloadOptions& offload = way.options.offload;
+  offload = DrawOffload(random, folder);
+  DrawBudgets(random, way.options);
+  if (random.OneIn(2)) way.options.record_elems = 256;  // many transfers
+  const std::string faults = absl::StrCat(
+      random.Of({"eio", "enospc", "flip", "stale"}), "=", random.Of({"0.3", "0.05", "0.01"}),
+      ",late=0.2,first=", random.Below(60), ",seed=", random.Below(1000));
+  const auto one = random.OneIn(3) ? -1 : random.Below(program.world);
+  for (int rank = 0; rank < program.world; ++rank) {
+    way.faults.push_back(one < 0 || one == rank ? faults : "");
+  }
+  return way;
+}
+
+std::string Describe(const Way& way) {
+  const EngineOptions& o = way.options;
+  std::string text =
+      absl::StrCat("stage ", o.zero_stage, ", bucket ", o.bucket_elems, ", record ", o.record_elems,
+                   ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems,
+                   ", live ", o.max_live_parameters_bytes, "/", o.max_live_gradients_bytes,
+                   ", order ", static_cast<int>(o.check_collective_order), ", overlap ",
+                   static_cast<int>(o.overlap_next_forward), "\nat first ", Describe(o.offload));
+  for (size_t i = 0; i < way.moves.size(); ++i) {
+    if (way.moves[i]) absl::StrAppend(&text, "\nbefore step ", i, " ", Describe(*way.moves[i]));
+  }
+  for (size_t i = 0; i < way.faults.size(); ++i) {
+    absl::StrAppend(&text, "\nrank ", i, " faults \"", way.faults[i], "\"");
+  }
+  return text;
 }
 
 std::string Describe(const Program& program) {
   const EngineOptions& o = program.options;
-  std::string text =
-      absl::StrCat("world ", program.world, ", rule ", static_cast<int>(o.rule), ", reduction ",
-                   static_cast<int>(o.reduction), ", master ", static_cast<int>(o.master),
-                   ", reproducible ", static_cast<int>(o.reproducible), ", max_micro_batches ",
-                   o.max_micro_batches, ", scaled ", static_cast<int>(o.loss_scale.enabled), "\n");
+  std::string text = absl::StrCat(
+      "world ", program.world, ", rule ", static_cast<int>(o.rule), ", reduction ",
+      static_cast<int>(o.reduction), ", master ", static_cast<int>(o.master), ", reproducible ",
+      static_cast<int>(o.reproducible), ", max_micro_batches ", o.max_micro_batches, ", scaled ",
+      static_cast<int>(o.loss_scale.enabled), ", max_skips ", o.loss_scale.max_skips, "\n");
+  for (const Split& split : program.splits) {
+    absl::StrAppend(&text, "  communicator of ", split.neighbours ? "neighbours " : "every ",
+                    split.ranks, split.uneven ? " uneven" : "", "\n");
+  }
   for (const Model* model : {&program.model, &program.later}) {
     for (const ParameterSpec& spec : model->parameters) {
       absl::StrAppend(&text, "  ", spec.name, " ", NameOf(spec.dtype), " x", ElemsOf(spec),
-                      spec.frozen ? " frozen" : "", spec.atomic ? " atomic" : "", "\n");
+                      spec.frozen ? " frozen" : "", spec.atomic ? " atomic" : "", " communicator ",
+                      spec.communicator, "\n");
     }
     for (const UnitSpec& unit : model->units) {
       absl::StrAppend(&text, "  unit ", unit.name, ":");
@@ -225,10 +308,40 @@ std::string Describe(const Program& program) {
   }
   for (const Step& step : program.steps) {
     absl::StrAppend(&text, "  step: micro ", step.micro_batches, " flush ", step.flush, " eval ",
-                    step.evaluates, " adds ", step.adds, " overflows ", step.overflows, " writes ",
-                    step.writes, " sparse ", step.sparse, " shuffled ", step.shuffled, "\n");
+                    step.evaluates, " interrupts ", step.interrupts, " nests ", step.nests,
+                    " adds ", step.adds, " overflows ", step.overflows, " writes ", step.writes,
+                    " sparse ", step.sparse, " apart ", step.apart, " shuffled ", step.shuffled,
+                    "\n");
   }
   return text;
+}
+
+std::vector<std::vector<Communicator>> MakeCommunicators(const Program& program) {
+  std::vector<std::vector<Communicator>> of_ranks(program.world);
+  const std::vector<Communicator> all = ThreadCommunicators(program.world);
+  for (int rank = 0; rank < program.world; ++rank) of_ranks[rank].push_back(all[rank]);
+  for (const Split& split : program.splits) {
+    for (int color = 0; color < program.world; ++color) {
+      std::vector<int> members;
+      for (int rank = 0; rank < program.world; ++rank) {
+        if (split.ColorOf(rank) == color) members.push_back(rank);
+      }
+      if (members.empty()) continue;
+      const auto some = ThreadCommunicators(static_cast<int>(members.size()));
+      for (size_t i = 0; i < members.size(); ++i) of_ranks[members[i]].push_back(some[i]);
+    }
+  }
+  return of_ranks;
+}
+
+Model ModelOf(const Program& program, const Model& model, int rank) {
+  Model mine = model;
+  for (ParameterSpec& spec : mine.parameters) {
+    if (spec.communicator == 0 || spec.shape.empty()) continue;
+    const Split& split = program.splits[spec.communicator - 1];
+    if (split.uneven) spec.shape[0] += spec.shape[0] * split.ColorOf(rank) / program.world;
+  }
+  return mine;
 }
 
 }  // namespace zerohold::fuzz

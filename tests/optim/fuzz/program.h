@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zerohold/engine.h"
@@ -31,44 +33,73 @@ struct Model {
   std::vector<UnitSpec> units;
 };
 
+// Ranks of one colour have a communicator of their own: neighbours, or every n-th.
+struct Split {
+  int ranks = 1;
+  bool neighbours = false;
+  bool uneven = false;  // what each colour holds has its own size
+  int ColorOf(int rank) const { return neighbours ? rank / ranks : rank % ranks; }
+};
+
 // The same numbers everywhere; which ranks leave out which units is drawn from `seed`.
 struct Step {
   uint64_t seed = 0;
   int micro_batches = 1;
   bool flush = false;      // without a last micro-batch
   bool evaluates = false;  // a pass before it
-  bool adds = false;       // AddUnits before it
+  bool interrupts =
+      false;           // evaluation passes between its micro-batches and before its backward pass
+  bool nests = false;  // units are acquired twice
+  bool adds = false;   // AddUnits before it
   bool overflows = false;  // one element is infinite on one rank
   int writes = 0;          // calls of Write, Acquire(kWrite) and Read before it
   bool sparse = false;     // units are absent at random
+  bool apart = false;      // each rank leaves out others
   bool shuffled = false;   // backward pass in another order
 };
 
 struct Program {
   int world = 1;
+  std::vector<Split> splits;  // communicators behind the first
   Model model;
   Model later;
   EngineOptions options;  // at stage 0, in host memory
   std::vector<Step> steps;
 };
 
+// How a program is carried out.
+struct Way {
+  EngineOptions options;
+  std::vector<std::optional<OffloadOptions>> moves;  // before each step
+  std::vector<std::string> faults;                   // of each rank's disk; empty: the options'
+};
+
 Program MakeProgram(uint64_t seed);
 // Another way that must give the same bits.
-EngineOptions Vary(const Program& program, Random& random, const std::string& folder);
+Way Vary(const Program& program, Random& random, const std::string& folder);
+// One whose disk fails sooner or later, on one rank or on all.
+Way VaryWithFaults(const Program& program, Random& random, const std::string& folder);
 std::string Describe(const Program& program);
-std::string Describe(const EngineOptions& options);
+std::string Describe(const Way& way);
 
-// What a run came to; equal for all ways. `failure` is empty unless a call failed.
+// Of each rank.
+std::vector<std::vector<Communicator>> MakeCommunicators(const Program& program);
+Model ModelOf(const Program& program, const Model& model, int rank);
+
+// What a rank's run came to; equal for all ways.
 struct Outcome {
   std::vector<float> states;
-  std::vector<double> told;
-  std::string failure;
+  std::vector<std::pair<std::string, double>> told;
+  Status failure;  // of the first call that failed, and which it was
+  std::string failed_in;
 };
-Outcome Run(const Program& program, const EngineOptions& options);
-// Empty, or the first difference.
-std::string Compare(const Outcome& a, const Outcome& b);
+std::vector<Outcome> Run(const Program& program, const Way& way);
+// Empty, or the first difference, or failure.
+std::string Compare(const std::vector<Outcome>& a, const std::vector<Outcome>& b);
+// All ranks hold, or all fail in the same call in the same way, as a disk makes them.
+std::string CompareFaulty(const std::vector<Outcome>& a, const std::vector<Outcome>& faulty);
 
 // Calls in any order, the same on all ranks; then a right step. Empty, or what went wrong.
-std::string RunWrongUse(const Program& program, const EngineOptions& options, uint64_t seed);
+std::string RunWrongUse(const Program& program, const Way& way, uint64_t seed);
 
 }  // namespace zerohold::fuzz

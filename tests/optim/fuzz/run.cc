@@ -29,39 +29,57 @@ void Put(const TensorView& view, int64_t i, float value) {
 }
 
 struct Failure {
-  std::string text;
+  std::string call;
+  Status status;
 };
 
 // One rank's trainer; the first call that is not OK ends it.
 class Rank {
  public:
-  Rank(const Program& program, const EngineOptions& options, const Communicator& ranks)
-      : program_(program), model_(program.model), rank_(ranks.rank()), world_(ranks.size()) {
-    auto engine = Engine::Create(options, {ranks}, model_.parameters, model_.units);
+  Rank(const Program& program, const Way& way, const std::vector<Communicator>& communicators)
+      : program_(program),
+        way_(way),
+        rank_(communicators[0].rank()),
+        world_(communicators[0].size()),
+        model_(ModelOf(program, program.model, rank_)) {
+    EngineOptions options = way.options;
+    if (!way.faults.empty()) options.offload.faults = way.faults[rank_];
+    auto engine = Engine::Create(options, communicators, model_.parameters, model_.units);
     Must(engine.status(), "Create");
     engine_ = *std::move(engine);
     for (UnitId unit = 0; unit < Units(); ++unit) WriteUnit(unit, 0);
   }
 
-  void Run(const Step& step) {
+  void Run(size_t index) {
+    const Step& step = program_.steps[index];
     Random random(step.seed);
+    const bool moves = index < way_.moves.size() && way_.moves[index];
+    if (moves && step.seed % 2 == 0) Must(engine_->Move(*way_.moves[index]), "Move");
     if (step.adds) AddLater();
     for (int i = 0; i < step.writes; ++i) Access(random);
     if (step.evaluates) Evaluate(random);
+    if (moves && step.seed % 2 == 1) Must(engine_->Move(*way_.moves[index]), "Move");
+    if (random.OneIn(4)) {
+      const GroupOptions& group = program_.options.groups[0];
+      Must(engine_->SetGroup(0, {.learning_rate = 0.02, .momentum = group.momentum}), "SetGroup");
+    }
     const int overflow_rank = static_cast<int>(random.Below(world_));
     for (int batch = 0; batch < step.micro_batches; ++batch) {
       const bool last = !step.flush && batch + 1 == step.micro_batches;
       MicroBatch(step, random, batch, last, step.overflows && batch == 0 && rank_ == overflow_rank);
     }
     auto stats = engine_->Step();
-    if (absl::IsFailedPrecondition(stats.status())) {  // no rank had a gradient
-      outcome_.told.push_back(-1.0);
+    if (absl::IsFailedPrecondition(stats.status())) {  // no rank had a gradient, or too many skips
+      Tell(std::string(stats.status().message()), 0.0);
       return;
     }
     Must(stats.status(), "Step");
-    outcome_.told.insert(outcome_.told.end(),
-                         {stats->grad_norm, stats->loss_scale, stats->clip_factor,
-                          static_cast<double>(stats->step), stats->applied ? 1.0 : 0.0});
+    Tell("grad_norm", stats->grad_norm);
+    Tell("loss_scale", stats->loss_scale);
+    Tell("clip_factor", stats->clip_factor);
+    Tell("step", static_cast<double>(stats->step));
+    Tell("applied", stats->applied ? 1.0 : 0.0);
+    if (stats->applied && random.OneIn(2)) ReadGradient(random);
   }
 
   Outcome Finish() {
@@ -81,7 +99,12 @@ class Rank {
 
  private:
   static void Must(const Status& status, const char* call) {
-    if (!status.ok()) throw Failure{absl::StrCat(call, ": ", status.ToString())};
+    if (!status.ok()) throw Failure{call, status};
+  }
+  void Tell(std::string what, double value) { outcome_.told.emplace_back(std::move(what), value); }
+  int ColorOf(ParameterId id) const {
+    const int communicator = model_.parameters[id].communicator;
+    return communicator == 0 ? 0 : program_.splits[communicator - 1].ColorOf(rank_);
   }
   UnitId Units() const { return static_cast<UnitId>(model_.units.size()); }
   std::vector<ParameterId> IdsOf(UnitId unit, bool used) const {
@@ -105,45 +128,51 @@ class Rank {
     Must(engine_->Acquire(unit, AcquireMode::kWrite), "Acquire(kWrite)");
     for (const ParameterId id : IdsOf(unit, false)) {
       const TensorView view = engine_->Parameter(id);
+      const int own = 5 * ColorOf(id);
       for (int64_t i = 0; i < view.elems; ++i) {
-        Put(view, i, static_cast<float>((id * 50 + i * 7 + salt) % 61) / 32.0f - 1.0f);
+        Put(view, i, static_cast<float>((id * 50 + i * 7 + salt + own) % 61) / 32.0f - 1.0f);
       }
     }
     Must(engine_->Release(unit), "Release");
   }
 
   // What the trainer sees goes into the outcome.
-  void Look(UnitId unit, AcquireMode mode) {
+  void Look(UnitId unit, AcquireMode mode, bool nests = false) {
     Must(engine_->Acquire(unit, mode), "Acquire");
+    if (nests) Must(engine_->Acquire(unit, mode), "Acquire");
     double sum = 0.0;
     for (const ParameterId id : IdsOf(unit, true)) {
       const TensorView view = engine_->Parameter(id);
       for (int64_t i = 0; i < view.elems; ++i) sum = sum * 0.5 + Get(view, i);
       for (int64_t i = 0; i < view.elems; ++i) sum += Get(view, i);
     }
-    outcome_.told.push_back(sum);
+    Tell(absl::StrCat("mode ", static_cast<int>(mode), " unit ", unit), sum);
     Must(engine_->Release(unit), "Release");
+    if (nests) Must(engine_->Release(unit), "Release");
   }
 
+  // In a stream of its own: what ranks draw may depend on what they hold.
   void Evaluate(Random& random) {
-    const auto from = static_cast<UnitId>(random.Below(Units()));
-    const int times = static_cast<int>(1 + random.Below(2));
+    Random own(random.Below(1 << 30));
+    const auto from = static_cast<UnitId>(own.Below(Units()));
+    const int times = static_cast<int>(1 + own.Below(2));
     for (int i = 0; i < times; ++i) {
       for (UnitId unit = from; unit < Units(); ++unit) Look(unit, AcquireMode::kEvaluate);
     }
   }
 
   void AddLater() {
-    Must(engine_->AddUnits(program_.later.parameters, program_.later.units), "AddUnits");
+    const Model later = ModelOf(program_, program_.later, rank_);
+    Must(engine_->AddUnits(later.parameters, later.units), "AddUnits");
     const UnitId first = Units();
-    model_.parameters.insert(model_.parameters.end(), program_.later.parameters.begin(),
-                             program_.later.parameters.end());
-    model_.units.insert(model_.units.end(), program_.later.units.begin(),
-                        program_.later.units.end());
+    model_.parameters.insert(model_.parameters.end(), later.parameters.begin(),
+                             later.parameters.end());
+    model_.units.insert(model_.units.end(), later.units.begin(), later.units.end());
     for (UnitId unit = first; unit < Units(); ++unit) WriteUnit(unit, 3);
   }
 
-  void Access(Random& random) {
+  void Access(Random& all) {
+    Random random(all.Below(1 << 30));
     const auto unit = static_cast<UnitId>(random.Below(Units()));
     if (random.OneIn(3)) return WriteUnit(unit, static_cast<int>(random.Below(100)));
     if (model_.parameters.empty()) return;
@@ -158,36 +187,49 @@ class Rank {
     if (!Has(id, state)) return;
     if (!read) return Must(engine_->Write(id, state, begin, values), "Write");
     Must(engine_->Read(id, state, begin, values), "Read");
-    outcome_.told.push_back(std::accumulate(values.begin(), values.end(), 0.0));
+    Tell(absl::StrCat("state ", static_cast<int>(state), " of ", model_.parameters[id].name),
+         std::accumulate(values.begin(), values.end(), 0.0));
+  }
+
+  void ReadGradient(Random& random) {
+    if (model_.parameters.empty()) return;
+    const auto id = static_cast<ParameterId>(random.Below(std::ssize(model_.parameters)));
+    if (model_.parameters[id].frozen) return;
+    std::vector<float> values(engine_->Parameter(id).elems);
+    Must(engine_->Read(id, StateKind::kGradient, 0, values), "Read(kGradient)");
+    Tell("gradient of " + model_.parameters[id].name,
+         std::accumulate(values.begin(), values.end(), 0.0));
   }
 
   void MicroBatch(const Step& step, Random& random, int batch, bool last, bool overflow) {
     const bool weighted = program_.options.reduction == GradientReduction::kWeightedMean;
+    if (step.interrupts && random.OneIn(2)) Evaluate(random);
     Must(engine_->BeginMicroBatch(weighted ? 1.0 + rank_ : 1.0, last), "BeginMicroBatch");
-    for (UnitId unit = 0; unit < Units(); ++unit) Look(unit, AcquireMode::kForward);
+    for (UnitId unit = 0; unit < Units(); ++unit) {
+      Look(unit, AcquireMode::kForward, step.nests);
+    }
+    if (step.interrupts && random.OneIn(2)) Evaluate(random);
     std::vector<UnitId> order(Units());
     std::iota(order.rbegin(), order.rend(), 0);
     const auto seed = static_cast<uint64_t>(random.Below(1 << 30));
     if (step.shuffled) std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
-    // At stage 3 all ranks acquire alike; which report differs.
-    const bool alike = random.OneIn(2);
     for (const UnitId unit : order) {
       bool absent = false;
-      bool reports = true;
       for (int rank = 0; rank < world_; ++rank) {
         const bool out = step.sparse && random.OneIn(3);
-        if (rank == (alike ? 0 : rank_)) absent = out;
+        if (rank == (step.apart ? rank_ : 0)) absent = out;
       }
-      if (absent) {
-        if (!alike) Look(unit, AcquireMode::kForward);
-        reports = false;
+      if (!absent) {
+        Backward(unit, batch, overflow, step.nests);
+      } else if (step.apart) {  // at stage 3 all ranks acquire alike
+        Look(unit, AcquireMode::kForward, step.nests);
       }
-      if (reports) Backward(unit, batch, overflow);
     }
   }
 
-  void Backward(UnitId unit, int batch, bool overflow) {
+  void Backward(UnitId unit, int batch, bool overflow, bool nests) {
     Must(engine_->Acquire(unit, AcquireMode::kBackward), "Acquire(kBackward)");
+    if (nests) Must(engine_->Acquire(unit, AcquireMode::kBackward), "Acquire(kBackward)");
     const auto scale = static_cast<float>(engine_->LossScale());
     for (const ParameterId id : IdsOf(unit, true)) {
       const TensorView value = engine_->Parameter(id);
@@ -202,70 +244,96 @@ class Rank {
     }
     Must(engine_->GradReady(unit), "GradReady");
     Must(engine_->Release(unit), "Release");
+    if (nests) Must(engine_->Release(unit), "Release");
   }
 
   const Program& program_;
-  Model model_;
+  const Way& way_;
   const int rank_;
   const int world_;
+  Model model_;
   std::unique_ptr<Engine> engine_;
   Outcome outcome_;
 };
 
+bool Equal(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
 bool Same(const Outcome& a, const Outcome& b, std::string* why) {
-  const auto differ = [&](const auto& x, const auto& y, const char* what) {
-    if (x.size() != y.size()) {
-      *why = absl::StrCat(what, ": ", x.size(), " and ", y.size());
-      return true;
-    }
-    for (size_t i = 0; i < x.size(); ++i) {
-      if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
-      *why = absl::StrCat(what, " ", i, " of ", x.size(), ": ", x[i], " and ", y[i]);
-      return true;
-    }
+  const size_t told = std::min(a.told.size(), b.told.size());
+  for (size_t i = 0; i < told; ++i) {
+    const auto& [what, value] = a.told[i];
+    if (what == b.told[i].first && Equal(value, b.told[i].second)) continue;
+    *why = absl::StrCat("told ", i, ": ", what, " ", value, " and ", b.told[i].first, " ",
+                        b.told[i].second);
     return false;
-  };
-  return !differ(a.told, b.told, "told") && !differ(a.states, b.states, "states");
+  }
+  if (a.told.size() != b.told.size() || a.states.size() != b.states.size()) {
+    *why = absl::StrCat("told ", a.told.size(), " and ", b.told.size(), ", states ",
+                        a.states.size(), " and ", b.states.size());
+    return false;
+  }
+  for (size_t i = 0; i < a.states.size(); ++i) {
+    if (Equal(a.states[i], b.states[i])) continue;
+    *why = absl::StrCat("state ", i, ": ", a.states[i], " and ", b.states[i]);
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
 
-Outcome Run(const Program& program, const EngineOptions& options) {
-  std::vector<Communicator> ranks = ThreadCommunicators(program.world);
+std::vector<Outcome> Run(const Program& program, const Way& way) {
+  const std::vector<std::vector<Communicator>> communicators = MakeCommunicators(program);
   std::vector<Outcome> outcomes(program.world);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < program.world; ++rank) {
     threads.emplace_back([&, rank] {
       std::string at = "Create";
       try {
-        Rank trainer(program, options, ranks[rank]);
+        Rank trainer(program, way, communicators[rank]);
         for (size_t i = 0; i < program.steps.size(); ++i) {
           at = absl::StrCat("step ", i);
-          trainer.Run(program.steps[i]);
+          trainer.Run(i);
         }
         at = "end";
         outcomes[rank] = trainer.Finish();
       } catch (const Failure& failure) {
-        outcomes[rank].failure = absl::StrCat("rank ", rank, ", ", at, ": ", failure.text);
+        outcomes[rank].failed_in = absl::StrCat(at, ", ", failure.call);
+        outcomes[rank].failure = failure.status;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (int rank = 1; rank < program.world; ++rank) {
-    if (!outcomes[rank].failure.empty())
-      absl::StrAppend(&outcomes[0].failure, "\n", outcomes[rank].failure);
-    std::string why;
-    outcomes[rank].told = outcomes[0].told;  // ranks look at different units
-    if (outcomes[0].failure.empty() && !Same(outcomes[0], outcomes[rank], &why)) {
-      outcomes[0].failure = absl::StrCat("rank ", rank, " differs from rank 0: ", why);
-    }
-  }
-  return std::move(outcomes[0]);
+  return outcomes;
 }
 
-std::string Compare(const Outcome& a, const Outcome& b) {
-  std::string why;
-  return Same(a, b, &why) ? "" : why;
+std::string Compare(const std::vector<Outcome>& a, const std::vector<Outcome>& b) {
+  std::string all;
+  for (size_t rank = 0; rank < a.size(); ++rank) {
+    std::string why;
+    if (!b[rank].failure.ok()) {
+      why = absl::StrCat(b[rank].failed_in, ": ", b[rank].failure.ToString());
+    } else if (Same(a[rank], b[rank], &why)) {
+      continue;
+    }
+    absl::StrAppend(&all, "rank ", rank, ": ", why, "\n");
+  }
+  return all;
+}
+
+std::string CompareFaulty(const std::vector<Outcome>& a, const std::vector<Outcome>& faulty) {
+  const Outcome& first = faulty[0];
+  if (first.failure.ok()) return Compare(a, faulty);
+  std::string all;
+  bool broken = !absl::IsDataLoss(first.failure) && !absl::IsResourceExhausted(first.failure) &&
+                !absl::IsUnavailable(first.failure);
+  for (size_t rank = 0; rank < faulty.size(); ++rank) {
+    const Outcome& other = faulty[rank];
+    broken |= other.failed_in != first.failed_in || other.failure.code() != first.failure.code();
+    absl::StrAppend(&all, "rank ", rank, ": ", other.failed_in, ": ", other.failure.ToString(),
+                    "\n");
+  }
+  return broken ? all : "";
 }
 
 }  // namespace zerohold::fuzz

@@ -17,8 +17,8 @@ bool Broken(const Status& status) {
 
 class Caller {
  public:
-  Caller(const Program& program, Engine& engine)
-      : program_(program),
+  Caller(const Program& program, const Way& way, Engine& engine)
+      : way_(way),
         engine_(engine),
         units_(std::ssize(program.model.units)),
         parameters_(std::ssize(program.model.parameters)) {}
@@ -64,7 +64,7 @@ class Caller {
         return random.OneIn(2) ? Told("Quiesce", engine_.Quiesce())
                                : Told("AdoptParameters", engine_.AdoptParameters());
       default:
-        return AddUnits(random);
+        return AddOrMove(random);
     }
   }
 
@@ -90,7 +90,12 @@ class Caller {
     return absl::StrCat(call, " -> ", static_cast<int>(status.code()), "\n");
   }
 
-  std::string AddUnits(Random& random) {
+  std::string AddOrMove(Random& random) {
+    if (random.OneIn(3)) {
+      const auto move = random.Below(1 + std::ssize(way_.moves));
+      const bool there = move < std::ssize(way_.moves) && way_.moves[move];
+      return Told("Move", engine_.Move(there ? *way_.moves[move] : OffloadOptions()));
+    }
     if (!random.OneIn(3)) return "";
     const std::string name = absl::StrCat("more", added_++);
     const bool bad = random.OneIn(3);
@@ -100,7 +105,7 @@ class Caller {
     return Told("AddUnits " + name, status);
   }
 
-  const Program& program_;
+  const Way& way_;
   Engine& engine_;
   int64_t units_;
   int64_t parameters_;
@@ -110,21 +115,21 @@ class Caller {
 
 }  // namespace
 
-std::string RunWrongUse(const Program& program, const EngineOptions& options, uint64_t seed) {
-  std::vector<Communicator> ranks = ThreadCommunicators(program.world);
+std::string RunWrongUse(const Program& program, const Way& way, uint64_t seed) {
+  const std::vector<std::vector<Communicator>> communicators = MakeCommunicators(program);
   std::vector<std::string> calls(program.world);
   std::vector<std::string> broken(program.world);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < program.world; ++rank) {
     threads.emplace_back([&, rank] {
-      auto engine =
-          Engine::Create(options, {ranks[rank]}, program.model.parameters, program.model.units);
+      const Model model = ModelOf(program, program.model, rank);
+      auto engine = Engine::Create(way.options, communicators[rank], model.parameters, model.units);
       if (!engine.ok()) {
         broken[rank] = engine.status().ToString();
         return;
       }
       Random random(seed);
-      Caller caller(program, **engine);
+      Caller caller(program, way, **engine);
       for (int round = 0; round < 3 && broken[rank].empty(); ++round) {
         for (int i = 0; i < 25; ++i) calls[rank] += caller.Call(random);
         broken[rank] += caller.Recover();

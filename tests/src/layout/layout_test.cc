@@ -313,6 +313,28 @@ TEST(Layout, AGenerationHasItsOwnArenas) {
   EXPECT_EQ(layout.max_framed_parameter_bytes(), 2 * base::kFrameBytes);
 }
 
+// Ranks of one communicator may hold more than others of another one: they cut what they share
+// alike.
+TEST(Layout, WhatOtherCommunicatorsHoldMovesNoShard) {
+  const auto make = [](int64_t expert_elems, int rank) {
+    std::vector<ParameterSpec> parameters = {Parameter("expert", {expert_elems}),
+                                             Parameter("dense", {10000})};
+    parameters[0].communicator = 1;
+    return MakeLayout({.communicators = {{3, rank}, {1, 0}}, .bucket_elems = 2048}, parameters,
+                      {{"u", {"expert"}, {}}, {"v", {"dense"}, {}}});
+  };
+  const Layout small = make(100, 0);
+  const Layout large = make(5000, 1);
+  for (int64_t i = 0; i < small.spaces()[1].bucket_count; ++i) {
+    const Bucket one = small.BucketAt(small.spaces()[1].first_bucket + i);
+    const Bucket other = large.BucketAt(large.spaces()[1].first_bucket + i);
+    EXPECT_EQ(one.number, other.number);
+    for (const int rank : {0, 1, 2}) {
+      EXPECT_EQ(small.ShardOf(one, rank), large.ShardOf(other, rank)) << "bucket " << i;
+    }
+  }
+}
+
 TEST(Layout, HeldRangesLieEndToEnd) {
   const std::vector<ParameterSpec> parameters = {Parameter("a", {10000}), Parameter("b", {3000})};
   const Layout layout =
