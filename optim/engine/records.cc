@@ -52,6 +52,18 @@ struct Piece {
   std::byte* (*of)(const RecordArrays&);
 };
 
+// Waits for a transfer, or for several that are told of together.
+template <typename Start>
+absl::Status Await(Start start) {
+  std::promise<absl::Status> moved;
+  start(
+      [](void* context, absl::Status status) {
+        static_cast<std::promise<absl::Status>*>(context)->set_value(std::move(status));
+      },
+      &moved);
+  return moved.get_future().get();
+}
+
 std::byte* MasterOf(const RecordArrays& arrays) { return arrays.master; }
 std::byte* Moment1Of(const RecordArrays& arrays) {
   return reinterpret_cast<std::byte*>(arrays.moment1);
@@ -101,6 +113,9 @@ Records::Records(const Input& input) {
   if (slots.slots > 0) {
     pool_ =
         std::make_unique<staging::SlotPool>(input.staging.first(slots.bytes()), slots.slot_bytes);
+  }
+  if (input.plan.placement.gradient_slots.slots > 0) {
+    gradient_slot_ = input.staging.data() + slots.bytes();
   }
 }
 
@@ -324,35 +339,45 @@ absl::Status Records::CheckCopy(int64_t record, const std::byte* slot) const {
   return place.tier->Check(place.index, slot);
 }
 
-absl::Status Records::Await(int64_t record, Sections sections, io::Direction direction) {
-  std::promise<absl::Status> moved;
-  const auto done = [](void* context, absl::Status status) {
-    static_cast<std::promise<absl::Status>*>(context)->set_value(std::move(status));
-  };
-  Move(record, sections, direction, {done, &moved});
-  return moved.get_future().get();
-}
-
-absl::Status Records::Visit(int64_t record, What what, bool write,
-                            const std::function<void(const RecordArrays&)>& visit) {
-  const Sections sections = what == What::kGradient ? Sections(kReduced) : Sections(kWritten);
+absl::Status Records::Visit(int64_t record, bool write, const Visitor& visit) {
   const auto in_memory = [&](Section section) {
     return places_[record].of(section).slot_offset < 0;
   };
-  if (std::ranges::all_of(sections, in_memory)) {
+  if (std::ranges::all_of(kWritten, in_memory)) {
     visit(arrays_[record]);
     return absl::OkStatus();
   }
+  const auto move = [&](io::Direction direction) {
+    return Await([&](Done done, void* context) {
+      Move(record, kWritten, direction, {done, context});
+    });
+  };
   Lease(record);
-  absl::Status status = Await(record, sections, io::Direction::kRead);
-  if (status.ok()) status = CheckSections(record, sections);
+  absl::Status status = move(io::Direction::kRead);
+  if (status.ok()) status = CheckSections(record, kWritten);
   if (status.ok()) visit(arrays_[record]);
   if (status.ok() && write) {
-    SealSections(record, sections);
-    status = Await(record, sections, io::Direction::kWrite);
+    Seal(record);
+    status = move(io::Direction::kWrite);
   }
   Release(record);
   return status;
+}
+
+absl::Status Records::VisitGradient(int64_t record, bool write, const Visitor& visit) {
+  const Place& place = places_[record].of(Section::kGradient);
+  if (place.tier == nullptr) {
+    visit({});
+    return absl::OkStatus();
+  }
+  ZH_RETURN_IF_ERROR(Await([&](Done done, void* context) {
+    place.tier->Fetch(place.index, gradient_slot_, done, context);
+  }));
+  ZH_RETURN_IF_ERROR(place.tier->Check(place.index, gradient_slot_));
+  visit({.gradient = tiers::NvmeTier::Payload(gradient_slot_)});
+  if (!write) return absl::OkStatus();
+  return Await(
+      [&](Done done, void* context) { StoreGradient(record, gradient_slot_, done, context); });
 }
 
 // Through memory of its own: both may use the same staging. Parameters and gradients that rest in
@@ -360,12 +385,14 @@ absl::Status Records::Visit(int64_t record, What what, bool write,
 absl::Status Records::CopyFrom(Records& before) {
   std::vector<std::byte> values;
   for (size_t i = 0; i < bytes_.size(); ++i) {
-    const auto copy = [&](What what, const std::vector<Piece>& pieces) -> absl::Status {
-      int64_t bytes = 0;
-      for (const Piece& piece : pieces) bytes += piece.bytes;
-      values.resize(bytes);
+    const ArrayBytes& bytes = bytes_[i];
+    const bool copies = places_[i].of(Section::kCopy).index >= 0;
+    const auto copy = [&](auto visit, const std::vector<Piece>& pieces) -> absl::Status {
+      int64_t all = 0;
+      for (const Piece& piece : pieces) all += piece.bytes;
+      values.resize(all);
       const auto move = [&](Records& records, bool write) {
-        return records.Visit(static_cast<int64_t>(i), what, write, [&](const RecordArrays& arrays) {
+        return (records.*visit)(static_cast<int64_t>(i), write, [&](const RecordArrays& arrays) {
           std::byte* at = values.data();
           for (const Piece& piece : pieces) {
             std::byte* const there = piece.of(arrays);
@@ -377,15 +404,12 @@ absl::Status Records::CopyFrom(Records& before) {
       ZH_RETURN_IF_ERROR(move(before, false));
       return move(*this, true);
     };
-    const ArrayBytes& bytes = bytes_[i];
-    const auto on_disk = [&](Section section) { return places_[i].of(section).index >= 0; };
-    const int64_t copy_bytes = on_disk(Section::kCopy) ? bytes.copy : 0;
-    ZH_RETURN_IF_ERROR(copy(What::kStates, {{bytes.master, &MasterOf},
-                                            {bytes.moment1, &Moment1Of},
-                                            {bytes.moment2, &Moment2Of},
-                                            {copy_bytes, &CopyOf}}));
-    if (!on_disk(Section::kGradient)) continue;
-    ZH_RETURN_IF_ERROR(copy(What::kGradient, {{bytes.copy, &GradientOf}}));
+    ZH_RETURN_IF_ERROR(copy(&Records::Visit, {{bytes.master, &MasterOf},
+                                              {bytes.moment1, &Moment1Of},
+                                              {bytes.moment2, &Moment2Of},
+                                              {copies ? bytes.copy : 0, &CopyOf}}));
+    if (places_[i].of(Section::kGradient).index < 0) continue;
+    ZH_RETURN_IF_ERROR(copy(&Records::VisitGradient, {{bytes.copy, &GradientOf}}));
   }
   return absl::OkStatus();
 }

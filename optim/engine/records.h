@@ -90,11 +90,12 @@ class Records {
   void FetchCopy(int64_t record, std::byte* slot, Done done, void* context);
   absl::Status CheckCopy(int64_t record, const std::byte* slot) const;
 
-  // Blocking: lets `visit` read, or write, the arrays of one record where they are. Its gradients
-  // are there if that is `what`, else the others.
-  enum class What : uint8_t { kStates, kGradient };
-  absl::Status Visit(int64_t record, What what, bool write,
-                     const std::function<void(const RecordArrays&)>& visit);
+  // Blocking: lets `visit` read, or write, a record's states, and its copies where they are on
+  // disk; or its gradients alone, through the first slot of those, where a step that has fetched
+  // records may be under way, but nothing of gradients.
+  using Visitor = std::function<void(const RecordArrays&)>;
+  absl::Status Visit(int64_t record, bool write, const Visitor& visit);
+  absl::Status VisitGradient(int64_t record, bool write, const Visitor& visit);
 
   // From and to disk since the call before.
   io::MoverCounters TakeMoved();
@@ -154,7 +155,6 @@ class Records {
   void Move(int64_t record, Sections sections, io::Direction direction,
             std::pair<Done, void*> told);
   static void OneMoved(void* transfers, absl::Status status);
-  absl::Status Await(int64_t record, Sections sections, io::Direction direction);
   absl::Status CheckSections(int64_t record, Sections sections) const;
   void SealSections(int64_t record, Sections sections);
   RecordArrays ArraysIn(std::byte* slot, int64_t record) const;
@@ -166,6 +166,7 @@ class Records {
   std::vector<staging::Lease> leases_;
   std::deque<Transfers> transfers_;
   std::unique_ptr<staging::SlotPool> pool_;
+  std::byte* gradient_slot_ = nullptr;  // the first of them
   std::vector<std::shared_ptr<const Part>> parts_;
   io::MoverCounters taken_;
 };

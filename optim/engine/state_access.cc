@@ -100,8 +100,8 @@ absl::Status StateAccess::VisitParts(const StateRange& what, bool write, Visit v
     });
     return absl::OkStatus();
   }
-  const auto section =
-      what.state == StateKind::kGradient ? Records::What::kGradient : Records::What::kStates;
+  const auto visit_record =
+      what.state == StateKind::kGradient ? &Records::VisitGradient : &Records::Visit;
   const auto all = layout_.records();
   const auto [first, last] = std::ranges::equal_range(all, what.space, {}, &layout::Record::space);
   for (auto record = first; record != last; ++record) {
@@ -116,7 +116,7 @@ absl::Status StateAccess::VisitParts(const StateRange& what, bool write, Visit v
         if (part.size() > 0) visit(Part{part, record->held_begin + offset, offset}, arrays);
       }
     };
-    ZH_RETURN_IF_ERROR(records_.Visit(record - all.begin(), section, write, visit_pieces));
+    ZH_RETURN_IF_ERROR((records_.*visit_record)(record - all.begin(), write, visit_pieces));
   }
   return absl::OkStatus();
 }
