@@ -192,6 +192,28 @@ TEST_P(EveryDType, LossScaleFollowsItsRule) {
   });
 }
 
+// An evaluation pass has its next units gathered while one of them is written.
+TEST(Engine, WriteOfAUnitThatIsPrefetched) {
+  RunRanks(2, [](int, Communicator ranks) {
+    EngineOptions options = Options(3);
+    options.max_live_parameters_bytes = 4 * (int64_t{2} << 20);
+    Trainer trainer(options, ranks, TensorsInUnits({400000, 400000, 400000, 400000}),
+                    Constant(0.0f));
+    Engine& engine = trainer.engine();
+    for (int pass = 1; pass < 5; ++pass) {
+      for (UnitId unit = 0; unit < 4; ++unit) {
+        ASSERT_TRUE(engine.Acquire(unit, AcquireMode::kEvaluate).ok());
+        EXPECT_EQ(trainer.Values(unit)[399999], unit == 1 ? pass - 1 : 0);
+        ASSERT_TRUE(engine.Release(unit).ok());
+      }
+      ASSERT_TRUE(engine.Acquire(0, AcquireMode::kEvaluate).ok());
+      ASSERT_TRUE(engine.Release(0).ok());
+      const std::vector<float> values(400000, static_cast<float>(pass));
+      ASSERT_TRUE(engine.Write(1, StateKind::kMaster, 0, values).ok());
+    }
+  });
+}
+
 // Told alike on all ranks, wherever the shard lies; the trainer may go on.
 TEST_P(EveryDType, TooManySkipsNameTheFirstParameter) {
   RunStages({1, 2, 3}, [](EngineOptions options, int rank, Communicator ranks) {
