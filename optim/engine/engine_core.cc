@@ -198,10 +198,6 @@ bool EngineCore::MayGoOn(const Call& call) const {
   const bool collective = call.kind == Call::Kind::kRead || call.kind == Call::Kind::kWrite ||
                           call.kind == Call::Kind::kExtend;
   if (collective && accumulating_ > 0) return false;
-  if (call.kind == Call::Kind::kWrite && call.status.ok()) {  // a prefetch reads what it will write
-    const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;
-    if (gathers_in_flight_[unit] > 0) return false;
-  }
   if (!applying_) return true;
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   switch (call.kind) {
