@@ -101,6 +101,9 @@ Status Check(const StressOptions& o) {
     return Bad("--parameters none throws away what the masters of ", o.dtype, " with ", o.master,
                " need: give --dtype bf16 or fp16 with --master fp32");
   }
+  if (!std::isfinite(o.forward_s) || o.forward_s < 0 || o.forward_s > 3600) {
+    return Bad("--forward is ", o.forward_s, ": give 0 to 3600 seconds");
+  }
   ZH_RETURN_IF_ERROR(CheckStage(o));
   return CheckDisk(o);
 }
@@ -109,15 +112,17 @@ Status Check(const StressOptions& o) {
 Status ParseThrottle(const std::string& text, StressOptions& o) {
   for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
     const std::vector<std::string> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
-    double* const rate = sides[0] == "read"    ? &o.read_rate
-                         : sides[0] == "write" ? &o.write_rate
-                                               : nullptr;
+    double* const rate = sides[0] == "read"     ? &o.read_rate
+                         : sides[0] == "write"  ? &o.write_rate
+                         : sides[0] == "update" ? &o.update_rate
+                                                : nullptr;
     StatusOr<int64_t> bytes = absl::InvalidArgumentError("");
     if (rate != nullptr && sides.size() == 2) {
       bytes = base::ParseBytes(std::string(absl::StripSuffix(sides[1], "/s")));
     }
     if (!bytes.ok() || *bytes <= 0) {
-      return Bad("--throttle ", part, " is no rate: give read=1GB/s, write=500MB/s, or both");
+      return Bad("--throttle ", part,
+                 " is no rate: give read=1GB/s, write=500MB/s or update=1GB/s");
     }
     *rate = static_cast<double>(*bytes);
   }
@@ -152,7 +157,14 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
   app.add_option("--faults", o.faults,
                  "Of the disk, as eio=0.01,short=0.2,seed=7: probabilities of short, again, eio, "
                  "enospc, flip, stale, late; numbers first, seed, halve_every, again_every");
-  app.add_option("--throttle", throttle, "Of the disk, as read=1GB/s,write=500MB/s");
+  app.add_option(
+      "--throttle", throttle,
+      "Of the disk and of updates, in bytes of records, as read=1GB/s,write=500MB/s,update=1GB/s");
+  app.add_flag("--overlap-next-forward", o.overlap_next_forward,
+               "Updates go on under the next forward pass");
+  app.add_option("--forward", o.forward_s,
+                 "Seconds of a forward pass behind each step, in which nothing is computed; the "
+                 "step's time is what both take beyond it");
   app.add_flag("--verify", o.verify, "Compare every state, at the end, with a recomputed one");
   app.add_flag("--json", o.json, "Lines for programs, the last one with \"final\":true");
   app.add_option("--trace", o.trace, "Write a Chrome trace of rank r to FILE, r > 0 to FILE.r");
@@ -198,6 +210,8 @@ EngineOptions StressOptions::Engine(int rank) const {
   options.offload.faults = faults;
   options.offload.read_rate = read_rate;
   options.offload.write_rate = write_rate;
+  options.offload.update_rate = update_rate;
+  options.overlap_next_forward = overlap_next_forward;
   if (!trace.empty()) options.trace_path = rank == 0 ? trace : absl::StrCat(trace, ".", rank);
   return options;
 }

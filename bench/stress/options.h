@@ -30,6 +30,9 @@ struct StressOptions {
   std::string faults;
   double read_rate = 0.0;  // of --throttle, bytes a second; 0: the disk's own
   double write_rate = 0.0;
+  double update_rate = 0.0;
+  bool overlap_next_forward = false;
+  double forward_s = 0.0;
   bool verify = false;
   bool json = false;
   std::string trace;

@@ -109,10 +109,12 @@ struct OffloadOptions {
   bool require_pinned = false;
   IoEngine io_engine = IoEngine::kBest;
   // For tests and benches: faults of the disk, "eio=0.01,short=0.2,seed=7" (zh-stress --help lists
-  // the kinds), and its rates in bytes a second, 0 for its own.
+  // the kinds); rates of reads, of writes and of updates, in bytes of records a second, 0 for their
+  // own. A rate waits, and burns no core.
   std::string faults;
   double read_rate = 0.0;
   double write_rate = 0.0;
+  double update_rate = 0.0;
 
   // InvalidArgument naming the field, its value and the legal range.
   ZH_EXPORT Status Validate() const;

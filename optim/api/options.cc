@@ -192,6 +192,9 @@ Status OffloadOptions::Validate() const {
   if (!AtLeastZero(write_rate)) {
     return Bad("write_rate", write_rate, "0 (no limit) or more, finite");
   }
+  if (!AtLeastZero(update_rate)) {
+    return Bad("update_rate", update_rate, "0 (no limit) or more, finite");
+  }
   return io::ParseFaultSpec(faults).status();
 }
 

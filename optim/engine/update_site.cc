@@ -2,8 +2,11 @@
 #include "optim/engine/update_site.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "optim/kernels/masters.h"
+#include "src/telemetry/trace.h"
 
 namespace zerohold::engine {
 namespace {
@@ -24,7 +27,8 @@ UpdateSite::UpdateSite(const Model& model, const EngineOptions& options, int thr
                            ? kernels::BestInstructionSet()
                            : options.instruction_set),
       updates_(layout_.spaces().size(), nullptr),
-      pool_(threads) {
+      pool_(threads),
+      update_rate_(options.offload.update_rate) {
   for (size_t i = 0; i < updates_.size(); ++i) {
     if (layout_.spaces()[i].frozen) continue;
     const SpaceMemory& space = memory_.space(static_cast<int32_t>(i));
@@ -40,6 +44,10 @@ UpdateSite::UpdateSite(const Model& model, const EngineOptions& options, int thr
     tiles_of_.push_back({first, tiles_.size() - first});
   }
   constants_.resize(options.groups.size());
+  for (const layout::Record& record : layout_.records()) {
+    const DType dtype = layout_.spaces()[record.space].dtype;
+    state_bytes_.push_back(record.elems * StateBytes(options, dtype));
+  }
 }
 
 // Neighbours of one group are one run, with the padding behind them: there all operands are zero,
@@ -92,7 +100,17 @@ void UpdateSite::Update(int64_t record, int64_t step) {
     constants_step_ = step;
   }
   record_ = record;
+  const int64_t begin_ns = telemetry::NowNs();
   pool_.ParallelFor(static_cast<int64_t>(tiles_of_[record].count), &UpdateTile, this);
+  if (update_rate_ > 0.0) Throttle(record, begin_ns);
+}
+
+// As a processor of the set rate would take, one record after the other.
+void UpdateSite::Throttle(int64_t record, int64_t begin_ns) {
+  const double seconds = static_cast<double>(state_bytes_[record]) / update_rate_;
+  free_ns_ = std::max(free_ns_, begin_ns) + static_cast<int64_t>(seconds * 1e9);
+  const int64_t left_ns = free_ns_ - telemetry::NowNs();
+  if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));
 }
 
 void UpdateSite::UpdateTile(void* self, int64_t index) {

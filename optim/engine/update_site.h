@@ -54,6 +54,7 @@ class UpdateSite {
 
   void CutTiles(const layout::Record& record, const layout::RecordPiece& piece);
   void AddTiles(Tile tile, int64_t end);
+  void Throttle(int64_t record, int64_t begin_ns);
   static void UpdateTile(void* self, int64_t index);
 
   const layout::Layout& layout_;
@@ -74,6 +75,10 @@ class UpdateSite {
   std::vector<kernels::UpdateConstants> constants_;  // by group, for constants_step_
   int64_t constants_step_ = 0;
   int64_t record_ = 0;  // at hand
+
+  const double update_rate_;          // bytes of states a second; 0: as it comes
+  std::vector<int64_t> state_bytes_;  // by record, for the rate
+  int64_t free_ns_ = 0;               // when an update of that rate has done what it was given
 };
 
 }  // namespace zerohold::engine

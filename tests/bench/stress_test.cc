@@ -89,6 +89,20 @@ TEST(Stress, ARankWithoutRecords) {
   EXPECT_EQ(Final(2, "--params 1 --steps 2 --verify" + kDisk)["verified_records"], 1);
 }
 
+// Rates that make 4 records of 384 KiB take 4 ms each, in three stages, and reads come ahead: the
+// bound is four updates and a write. What a forward pass hides counts for nothing.
+TEST(Stress, RatesMakeTheBoundOfAPipeline) {
+  const std::string flags =
+      "--params 131072 --record 32Ki --steps 3 --throttle "
+      "read=98304000/s,write=98304000/s,update=98304000/s" +
+      kDisk;
+  const json line = Final(1, flags);
+  EXPECT_GE(line["bound_s"].get<double>(), 0.0199);
+  EXPECT_GE(line["step_s"].get<double>(), line["bound_s"].get<double>());
+  const json hidden = Final(1, flags + "--overlap-next-forward --forward 0.5 --verify");
+  EXPECT_EQ(hidden["verified_records"], 4);
+}
+
 TEST(Stress, FaultsOfTheDiskAreMended) {
   const std::string faults = "--faults short=0.3,again=0.3,late=0.3,seed=5";
   const std::string flags = "--params 1M --record 32Ki --steps 3 --verify " + faults + kDisk;
@@ -135,6 +149,7 @@ TEST(Stress, BadInputIsOneLine) {
        "--parameters none", "--tier nvme"},
       {"--master remainder --dtype fp16" + kDisk, "--master remainder", "--dtype bf16"},
       {"--throttle read=fast" + kDisk, "--throttle read=fast", "read=1GB/s"},
+      {"--forward -1" + kDisk, "--forward is -1", "0 to 3600"},
       {"--window -1" + kDisk, "window is -1", "to 4096"},
       {"--faults what=1" + kDisk, "\"what=1\"", "short, again, eio"},
       {"--nvme-path /no/such", "/no/such", "nvme_paths"},
