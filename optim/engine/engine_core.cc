@@ -261,9 +261,10 @@ void EngineCore::HandleCall(Call& call) {
   }
 }
 
-// Both touch what gathers that were sent ahead read.
+// Both touch what gathers that were sent ahead read. One that will be refused does not, and peers
+// may not have sent the gathers that it would wait for.
 void EngineCore::PostAccessIfQuiet() {
-  if (!access_due_ || gathering_ > 0) return;
+  if (!access_due_ || (gathering_ > 0 && access_call_->status.ok())) return;
   access_due_ = false;
   const bool extends = access_call_->kind == Call::Kind::kExtend;
   executor_->Post({extends ? &RunExtend : &RunAccess, this, 0});
