@@ -59,7 +59,7 @@ absl::Status EngineCore::Stop() {
   const bool leaves = in_charge_ && (failing || window_.micro_batches() > 0);
   for (const auto* list : {&input_.communicators, &gather_communicators_}) {
     if (!leaves) break;
-    for (const auto& communicator : *list) communicator->Cancel();
+    for (const auto& communicator : *list) communicator->Cancel(failed_);
   }
   executor_.reset();  // what was posted ends before
   if (leaves) {
