@@ -261,9 +261,10 @@ void EngineCore::HandleCall(Call& call) {
   }
 }
 
-// Both touch what gathers that were sent ahead read.
+// Both touch what gathers that were sent ahead read; one that is refused touches nothing, and peers
+// that hear of it only now take part in no such gather before.
 void EngineCore::PostAccessIfQuiet() {
-  if (!access_due_ || gathering_ > 0) return;
+  if (!access_due_ || (access_call_->status.ok() && gathering_ > 0)) return;
   access_due_ = false;
   const bool extends = access_call_->kind == Call::Kind::kExtend;
   executor_->Post({extends ? &RunExtend : &RunAccess, this, 0});
