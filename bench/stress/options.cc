@@ -1,5 +1,7 @@
 #include "bench/stress/options.h"
 
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
@@ -9,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <sstream>
 
 #include "src/base/status_macros.h"
@@ -24,6 +25,7 @@ constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"};
 constexpr std::array kTiers = {"host", "nvme"};
 constexpr std::array kParameterTiers = {"host", "nvme", "none"};
 constexpr int64_t kMostParams = 10'000'000'000'000;
+constexpr int64_t kMostSteps = 1'000'000'000'000;
 
 template <typename... Text>
 Status Bad(const Text&... text) {
@@ -89,7 +91,9 @@ Status Check(const StressOptions& o) {
   if (o.params < 1 || o.params > kMostParams) {
     return Bad("--params is ", o.params, ": give 1 to 10000B");
   }
-  if (o.steps < 1) return Bad("--steps is ", o.steps, ": give 1 or more");
+  if (o.steps < 1 || o.steps > kMostSteps) {
+    return Bad("--steps is ", o.steps, ": give 1 or more, at most 10^12");
+  }
   if (!std::isfinite(o.seconds) || o.seconds < 0) {
     return Bad("--seconds is ", o.seconds, ": give more than 0, or leave it out");
   }
@@ -129,14 +133,21 @@ Status ParseThrottle(const std::string& text, StressOptions& o) {
   return absl::OkStatus();
 }
 
+// Replaces "1.5M" by the number it stands for; gives what is wrong with it, "" for nothing.
+std::string ReplaceCount(std::string& text) {
+  std::string number = absl::AsciiStrToUpper(text);
+  if (absl::EndsWith(number, "B")) number.back() = 'G';  // billions; bytes there are none
+  const bool unit = !number.empty() && !absl::ascii_isdigit(number.back());
+  const StatusOr<int64_t> count = base::ParseBytes(unit ? number + "B" : number);
+  if (!count.ok()) {
+    return absl::StrCat("\"", text, "\" is no number of elements: give 500000, 32Ki, 1.5M or 4B");
+  }
+  text = std::to_string(*count);
+  return "";
+}
+
 void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
-  const CLI::AsNumberWithUnit count(std::map<std::string, int64_t>{{"k", 1000},
-                                                                   {"m", 1'000'000},
-                                                                   {"b", 1'000'000'000},
-                                                                   {"g", 1'000'000'000},
-                                                                   {"ki", 1 << 10},
-                                                                   {"mi", 1 << 20}},
-                                    CLI::AsNumberWithUnit::CASE_INSENSITIVE);
+  const CLI::Validator count(&ReplaceCount, "COUNT");
   app.add_option("--params", o.params, "Parameters, as 200M or 4B")->transform(count);
   app.add_option("--tier", o.tier, "Where optimizer states rest: host or nvme");
   app.add_option("--gradients", o.gradients, "Where gradients rest: host or nvme");
@@ -144,7 +155,9 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
                  "Where parameters rest: host, nvme, or none: thrown away");
   app.add_option("--nvme-path", o.nvme_paths, "Folders on local disks, for nvme");
   app.add_option("--steps", o.steps, "Steps that are measured; one more goes before them");
-  app.add_option("--seconds", o.seconds, "Instead: steps until this long has passed");
+  app.add_option(
+      "--seconds", o.seconds,
+      "Instead: steps until this long has passed, the raw replay beside each counted too");
   app.add_option("--window", o.window, "Records under way at a time; 0: as the engine likes");
   app.add_option("--bucket", o.bucket_elems, "Elements that one collective moves")
       ->transform(count);
@@ -224,6 +237,11 @@ StatusOr<StressOptions> ParseStressOptions(int argc, const char* const* argv) {
       "same transfers, the same memory streams without arithmetic. Start it with mpirun.",
       "zh-stress");
   app.option_defaults()->always_capture_default();
+  app.footer(
+      "The table, of one step: busy s is how long a link was in use, GB/s its bytes in that time, "
+      "ceiling what the raw replay reached, bound s how long that took for the same bytes; ratio "
+      "is "
+      "bound s over the whole step, and 1 is the best there can be.");
   DeclareWork(app, options, throttle);
   try {
     app.parse(argc, argv);

@@ -41,8 +41,9 @@ class ZH_EXPORT Engine {
   // Compares options, parameters and units over the ranks, lays the model out over them, and
   // allocates everything a step needs. All values start at zero: write the first ones under
   // Acquire(kWrite). Collective, blocking. Errors: InvalidArgument naming the field, parameter or
-  // unit; FailedPrecondition naming the first difference between two ranks; ResourceExhausted with
-  // asked, available and the setting; the same on all ranks.
+  // unit; FailedPrecondition naming the first difference between two ranks; NotFound or
+  // PermissionDenied naming a folder of nvme_paths; ResourceExhausted with asked, available and the
+  // setting; Unavailable for what this system refuses; the same on all ranks.
   //
   // communicators[0] is of all ranks of the engine: over it options are compared, and a step's
   // norm, verdict and failures agreed. A parameter is sharded, reduced and compared over the one
@@ -81,7 +82,8 @@ class ZH_EXPORT Engine {
   // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
   // At stage 3 every rank acquires the same units in the same order.
   // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
-  // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one.
+  // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one. A Release that is
+  // forgotten is an error at stage 3 alone, in Step: elsewhere parameters stay where they are.
   Status Acquire(UnitId unit, AcquireMode mode);
   Status Release(UnitId unit);
 
@@ -101,7 +103,8 @@ class ZH_EXPORT Engine {
 
   // Reduces what is left, agrees, clips, updates, gathers. Collective, blocking. A non-finite
   // gradient is no error: nothing changes on any rank and StepStats says so. Errors:
-  // FailedPrecondition (no gradients reported, ranks that disagree): nothing has changed but the
+  // FailedPrecondition (no gradients reported, a unit acquired for backward and never reported, at
+  // stage 3 one that is still acquired, ranks that disagree): nothing has changed but the
   // gradients, which are gone; those of a disk that failed on any rank since the last Step.
   StatusOr<StepStats> Step();
 
@@ -111,7 +114,7 @@ class ZH_EXPORT Engine {
   // next Step too.
   Status Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out);
   // The reverse; every rank gives the same values. kGradient cannot be written, nor a parameter of
-  // a unit that is acquired.
+  // a unit that is acquired, nor a kMoment2 below zero.
   Status Write(ParameterId id, StateKind state, int64_t begin, std::span<const float> values);
 
   // Returns when nothing of ours is in flight; nothing will be until the next call. Blocking, not
@@ -136,9 +139,10 @@ class ZH_EXPORT Engine {
                   std::vector<GroupOptions> groups = {});
 
   // Changes where optimizer states rest: folders, budget and window become what `offload` says, and
-  // records go there, which takes both places meanwhile. No bit changes. Collective, blocking,
-  // between steps. Errors, after which nothing has changed, the same on all ranks: those of Create
-  // about offload, and AddUnits's FailedPrecondition.
+  // records go there, which takes both places meanwhile. Staging grows if it must; it never shrinks
+  // before Close. No bit changes. Collective, blocking, between steps. Errors, after which nothing
+  // has changed, the same on all ranks: those of Create about offload (NotFound for a folder that
+  // is not there), and AddUnits's FailedPrecondition.
   Status Move(const OffloadOptions& offload);
 
   // Later features; each answers Unimplemented naming itself.

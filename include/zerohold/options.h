@@ -31,7 +31,8 @@ enum class UpdateRule : uint8_t { kAdamW, kAdam, kSgd, kLion, kAdagrad };
 
 // How the fp32 master of a 16-bit parameter is held. kRemainder keeps the bf16 compute copy and the
 // 16 bits that it lacks: the master exactly, in 2 bytes less a parameter. In this form exact ties
-// round away from zero in the copy, so the two forms may differ in their last bits. bf16 only.
+// round away from zero in the copy, so the two forms may differ in their last bits. bf16
+// only: refused beside fp16, and it means nothing to fp32 parameters, which are masters themselves.
 enum class MasterForm : uint8_t { kFloat32, kRemainder };
 
 // The instruction sets of the CPU loops: x86-64 baseline, AVX2 (v3), AVX-512 (v4). All give the
@@ -88,7 +89,8 @@ struct OffloadOptions {
   // over ranks, but all ranks give some, or none. None: everything is in host memory.
   std::vector<std::string> nvme_paths;
   // Bytes of optimizer states that this rank keeps in host memory when there are nvme_paths; the
-  // first records of the model. >= 0
+  // first records of the model. >= 0. It, window, io_engine, faults and rates mean nothing without
+  // nvme_paths.
   int64_t host_budget_bytes = 0;
   // The same of its shards of parameters (stage 3; what is not frozen, in units that come in
   // frames) and of reduced gradients (stages 2 and 3; running sums stay in memory): the first units
@@ -103,7 +105,8 @@ struct OffloadOptions {
   bool drop_parameters = false;
   // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
   // record_elems elements of all states, of gradients and parameters too where those may rest on
-  // disk. 0 takes 8, or as many as 44 MiB hold, but at least 3. More hides longer latencies.
+  // disk. More hides longer latencies; 1 reads, updates and writes one after the other. 0 takes 8,
+  // or as many as 44 MiB hold, and never less than 3. 0 to 4096
   int window = 0;
   // Fail where staging memory cannot be locked; else that is said once.
   bool require_pinned = false;
@@ -185,14 +188,16 @@ struct EngineOptions {
   // the ranks that have not come. Seconds, > 0.
   double communication_timeout_s = 600.0;
   // Compares every collective's name over the ranks before it runs: one small message more for
-  // each. On in debug builds.
+  // each. By default on where the trainer that includes this header is built without NDEBUG; ranks
+  // must agree on it.
 #ifdef NDEBUG
   bool check_collective_order = false;
 #else
   bool check_collective_order = true;
 #endif
 
-  // A Chrome trace of this rank is written here at Close; "" for none. May differ over ranks.
+  // A Chrome trace of this rank is written here at Close; Create refuses what cannot be written. ""
+  // for none. May differ over ranks.
   std::string trace_path;
   // Gets each thing that is said once (a fallback taken, a doubtful environment); one line, no
   // newline. Called on any thread. Empty: standard error. May differ over ranks.

@@ -67,15 +67,16 @@ std::string WhatIsOnDisk(const Options& options) {
 
 void Introduce(const Job& job) {
   const Options& o = job.options;
+  const int64_t samples = o.micro_batch * o.accumulate * job.world;
   std::printf(
       "zh-train: %d rank%s, optimizer %s, %.2f M parameters of %s, computed in %s, in %zu units\n"
-      "a step is %lld samples of %lld bytes\n"
-      "text: %lld files, %zu bytes, unigram entropy %.4f nats a byte\n",
+      "a step is %lld sample%s of %lld bytes\n"
+      "text: %lld file%s, %zu bytes, unigram entropy %.4f nats a byte\n",
       job.world, job.world == 1 ? "" : "s", o.optimizer.c_str(),
       static_cast<double>(job.model.elems()) / 1e6, o.dtype.c_str(),
       job.model.compute_type() == torch::kFloat32 ? "fp32" : "bf16", job.model.units().size(),
-      static_cast<long long>(o.micro_batch * o.accumulate * job.world),
-      static_cast<long long>(o.context), static_cast<long long>(job.corpus.files()),
+      static_cast<long long>(samples), samples == 1 ? "" : "s", static_cast<long long>(o.context),
+      static_cast<long long>(job.corpus.files()), job.corpus.files() == 1 ? "" : "s",
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());
   if (o.UsesDisk()) std::printf("on disk: %s\n", WhatIsOnDisk(o).c_str());
   const std::string hint = launch::ProbeBlas().hint;
@@ -121,9 +122,9 @@ StatusOr<StepReport> StepOrAbandon(const Job& job, Trainer& trainer, int64_t ste
 void Conclude(const Job& job, const RunReport& run) {
   const std::string skips =
       run.skipped == 0 ? "" : " (" + std::to_string(run.skipped) + " of them skipped)";
-  std::printf("loss %.4f after %lld steps%s (unigram entropy %.4f), parameters_hash %s\n", run.loss,
-              static_cast<long long>(run.steps), skips.c_str(), job.corpus.UnigramEntropy(),
-              run.parameters_hash.c_str());
+  std::printf("loss %.4f after %lld step%s%s (unigram entropy %.4f), parameters_hash %s\n",
+              run.loss, static_cast<long long>(run.steps), run.steps == 1 ? "" : "s", skips.c_str(),
+              job.corpus.UnigramEntropy(), run.parameters_hash.c_str());
 }
 
 Status Train(const Job& job, Trainer& trainer, Log& log) {

@@ -7,15 +7,22 @@
 #include <filesystem>
 #include <sstream>
 
+#include "mpi-launch/train/sizes.h"
+
 namespace zerohold::train {
 namespace {
 
 Status Bad(const std::string& text) { return absl::InvalidArgumentError(text); }
 
-Status CheckAtLeast(const char* flag, int64_t value, int64_t least) {
-  if (value >= least) return absl::OkStatus();
-  return Bad(std::string(flag) + " is " + std::to_string(value) + ": give " +
-             std::to_string(least) + " or more");
+// CLI11 makes the largest number there is of all that are larger.
+Status CheckCount(const char* flag, int64_t value, int64_t least) {
+  constexpr int64_t kMost = 1'000'000'000'000'000'000;
+  if (value < least) {
+    return Bad(std::string(flag) + " is " + std::to_string(value) + ": give " +
+               std::to_string(least) + " or more");
+  }
+  if (value <= kMost) return absl::OkStatus();
+  return Bad(std::string(flag) + " is more than 10^18: give less");
 }
 
 Status CheckNotNegative(const char* flag, double value) {
@@ -77,9 +84,10 @@ Status CheckCounts(const Options& o) {
       {"--zero-stage", o.zero_stage, 0},
       {"--persistence-threshold", o.persistence_threshold_elems, 0},
       {"--window", o.window, 0},
+      {"--seed", o.seed, 0},
   };
   for (const auto& count : counts) {
-    if (Status s = CheckAtLeast(count.flag, count.value, count.least); !s.ok()) return s;
+    if (Status s = CheckCount(count.flag, count.value, count.least); !s.ok()) return s;
   }
   return absl::OkStatus();
 }
@@ -143,6 +151,7 @@ Status CheckOffload(const Options& o) {
 
 // What the reference has not got.
 Status CheckReference(const Options& o) {
+  const Options defaults;
   const std::pair<const char*, bool> of_engine[] = {
       {"--trace", !o.trace.empty()},
       {"--dtype", o.dtype != "fp32"},
@@ -156,6 +165,13 @@ Status CheckReference(const Options& o) {
       {"--params-offload", o.params_offload != "host"},
       {"--gradients-offload", o.gradients_offload != "host"},
       {"--overlap-next-forward", o.overlap_next_forward},
+      {"--zero-stage", o.zero_stage != defaults.zero_stage},
+      {"--max-live-parameters", o.max_live_parameters_bytes != 0},
+      {"--max-live-gradients", o.max_live_gradients_bytes != 0},
+      {"--persistence-threshold", o.persistence_threshold_elems != 0},
+      {"--bucket-elems", o.bucket_elems != defaults.bucket_elems},
+      {"--update-threads", o.update_threads != 0},
+      {"--instruction-set", o.instruction_set != "best"},
   };
   for (const auto& [flag, given] : of_engine) {
     if (!given || o.optimizer != "torch") continue;
@@ -186,6 +202,17 @@ Status Check(const Options& o) {
                " steps: give fewer, or more --total-steps");
   }
   return absl::OkStatus();
+}
+
+// Replaces a size by its bytes.
+CLI::Validator Size() {
+  const auto to_bytes = [](std::string& text) -> std::string {
+    const StatusOr<int64_t> bytes = ParseSize(text);
+    if (!bytes.ok()) return std::string(bytes.status().message());
+    text = std::to_string(*bytes);
+    return "";
+  };
+  return CLI::Validator(to_bytes, "SIZE");
 }
 
 void DeclareTask(CLI::App& app, Options& o) {
@@ -252,13 +279,12 @@ void DeclareEngine(CLI::App& app, Options& o) {
                "The same bits on 1, 2, 4 ... ranks, when ranks times --accumulate is the same");
   app.add_flag("--overlap-next-forward", o.overlap_next_forward,
                "Updates go on under the next forward pass; the same bits");
-  const CLI::AsSizeValue size(/*kb_is_1000=*/true);
   app.add_option("--max-live-parameters", o.max_live_parameters_bytes,
                  "Bytes of gathered weights at one time, as 64MiB; 0: the two largest units")
-      ->transform(size);
+      ->transform(Size());
   app.add_option("--max-live-gradients", o.max_live_gradients_bytes,
                  "Bytes of gradients not yet reduced; 0: the two largest units")
-      ->transform(size);
+      ->transform(Size());
   app.add_option("--persistence-threshold", o.persistence_threshold_elems,
                  "Units of fewer elements stay gathered at stage 3");
   app.add_option("--bucket-elems", o.bucket_elems, "Elements that one collective moves");
@@ -281,7 +307,7 @@ void DeclareOffload(CLI::App& app, Options& o) {
                  "have no name, and nothing stays");
   app.add_option("--host-budget", o.host_budget_bytes,
                  "Bytes of states that each rank keeps in host memory all the same, as 2GiB")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
+      ->transform(Size());
   app.add_option("--window", o.window,
                  "Records under way at a time, read, updated or written; 0: 8, or as many as 44 "
                  "MiB hold");

@@ -51,7 +51,7 @@ struct Options {
   std::string loss_scale = "auto";  // or "dynamic", "off", a number
   double loss_scale_initial = LossScaleOptions{}.initial;
   int64_t loss_scale_interval = LossScaleOptions{}.growth_interval;
-  uint64_t seed = 1;
+  int64_t seed = 1;
   bool recompute = false;
   int compute_threads = 1;
   std::string optimizer = "zerohold";

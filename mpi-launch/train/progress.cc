@@ -38,9 +38,11 @@ void Progress::Show(int64_t step, const StepReport& report, double tokens_per_s)
     ShowBar(step, Describe(step, report, tokens_per_s));
     return;
   }
-  // About twenty lines a run, and those of evaluations.
+  // About twenty lines a run, those of evaluations, and one wherever it was silent for long.
   const int64_t every = std::max<int64_t>(1, steps_ / 20);
-  if (step != 1 && step % every != 0 && step != steps_ && !report.evaluation_loss) return;
+  const bool silent = Clock::now() - shown_ >= kLongestSilence;
+  if (!silent && step % every != 0 && step != steps_ && !report.evaluation_loss) return;
+  shown_ = Clock::now();
   std::printf("step %lld/%lld  %s\n", static_cast<long long>(step), static_cast<long long>(steps_),
               Describe(step, report, tokens_per_s).c_str());
   std::fflush(stdout);

@@ -24,10 +24,12 @@ class Progress {
   void ShowBar(int64_t step, const std::string& description) const;
   double SecondsLeft(int64_t step) const;
 
+  static constexpr std::chrono::seconds kLongestSilence{15};
+
   const int64_t steps_;
   const bool on_terminal_;
   const Clock::time_point start_ = Clock::now();
-  Clock::time_point shown_;
+  Clock::time_point shown_;  // long ago, for the first step
   int64_t skipped_ = 0;
 };
 

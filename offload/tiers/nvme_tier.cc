@@ -109,7 +109,9 @@ absl::Status NvmeTier::Check(int64_t record, const std::byte* slot) const {
   }
   const std::span payload(slot + kHeaderBytes, place.payload_bytes);
   if (header.payload_bytes != place.payload_bytes || header.checksum != base::Hash(payload, 0)) {
-    return lost("came back with other bytes than were stored: the checksum differs");
+    return lost(
+        "came back with other bytes than were stored: the checksum differs; "
+        "check the health of the disk");
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -70,6 +71,11 @@ class Engine::Impl {
   }
 
   Status CheckAccess(ParameterId id, StateKind state, int64_t begin, int64_t elems) const {
+    if (state > StateKind::kGradient) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("state is ", static_cast<int>(state),
+                       "; give kMaster (0), kMoment1 (1), kMoment2 (2) or kGradient (3)"));
+    }
     const auto count = static_cast<ParameterId>(core->parameters().size());
     if (id < 0 || id >= count) {
       return absl::InvalidArgumentError(
@@ -86,6 +92,21 @@ class Engine::Impl {
           absl::StrCat("parameter ", name, " is frozen and has no ", NameOf(state)));
     }
     return absl::OkStatus();
+  }
+
+  // No update makes a second moment below zero, and the next one would take its root.
+  Status CheckValues(ParameterId id, StateKind state, int64_t begin,
+                     std::span<const float> values) const {
+    if (state == StateKind::kGradient) {
+      return absl::InvalidArgumentError("Write: a gradient cannot be written; add to its view");
+    }
+    ZH_RETURN_IF_ERROR(CheckAccess(id, state, begin, static_cast<int64_t>(values.size())));
+    if (state != StateKind::kMoment2) return absl::OkStatus();
+    const auto bad = std::ranges::find_if(values, [](float value) { return !(value >= 0.0f); });
+    if (bad == values.end()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("Write of parameter ", core->parameters()[id].name, ": moment2 is ", *bad,
+                     " at element ", begin + (bad - values.begin()), "; give 0 or more"));
   }
 
   std::unique_ptr<engine::EngineCore> core;
@@ -129,13 +150,15 @@ TensorView Engine::Gradient(ParameterId id) const {
 StatusOr<ParameterId> Engine::FindParameter(std::string_view name) const {
   const auto found = impl_->parameter_ids.find(std::string(name));
   if (found != impl_->parameter_ids.end()) return found->second;
-  return absl::NotFoundError("no parameter is named " + std::string(name));
+  return absl::NotFoundError(absl::StrCat("no parameter is named \"", std::string(name),
+                                          "\"; Create and AddUnits were given others"));
 }
 
 StatusOr<UnitId> Engine::FindUnit(std::string_view name) const {
   const auto found = impl_->unit_ids.find(std::string(name));
   if (found != impl_->unit_ids.end()) return found->second;
-  return absl::NotFoundError("no unit is named " + std::string(name));
+  return absl::NotFoundError(absl::StrCat("no unit is named \"", std::string(name),
+                                          "\"; Create and AddUnits were given others"));
 }
 
 Status Engine::BeginMicroBatch(double weight, bool last) {
@@ -184,10 +207,7 @@ Status Engine::Write(ParameterId id, StateKind state, int64_t begin,
             .state = state,
             .begin = begin,
             .values = values};
-  call.status =
-      state == StateKind::kGradient
-          ? absl::InvalidArgumentError("Write: a gradient cannot be written; add to its view")
-          : impl_->CheckAccess(id, state, begin, static_cast<int64_t>(values.size()));
+  call.status = impl_->CheckValues(id, state, begin, values);
   return impl_->Submit(call);
 }
 

@@ -31,7 +31,8 @@ bool NormalInFloat(double value) { return value >= FLT_MIN && value <= FLT_MAX; 
 
 Status CheckRule(UpdateRule rule) {
   if (kernels::FactsOf(rule) != nullptr) return absl::OkStatus();
-  return Bad("rule", static_cast<int>(rule), "a value of UpdateRule");
+  return Bad("rule", static_cast<int>(rule),
+             "kAdamW (0), kAdam (1), kSgd (2), kLion (3) or kAdagrad (4)");
 }
 
 // What the rule does not read stays at its default: whoever sets it expects it to act.
@@ -186,7 +187,7 @@ Status OffloadOptions::Validate() const {
   }
   if (window < 0 || window > 4096) return Bad("window", window, "0 (by itself) to 4096");
   if (io_engine > IoEngine::kThreads) {
-    return Bad("io_engine", static_cast<int>(io_engine), "a value of IoEngine");
+    return Bad("io_engine", static_cast<int>(io_engine), "kBest (0), kUring (1) or kThreads (2)");
   }
   if (!AtLeastZero(read_rate)) return Bad("read_rate", read_rate, "0 (no limit) or more, finite");
   if (!AtLeastZero(write_rate)) {
@@ -203,10 +204,11 @@ Status EngineOptions::Validate() const {
   ZH_RETURN_IF_ERROR(CheckGroups(*this));
   ZH_RETURN_IF_ERROR(Under("schedule", schedule.Validate()));
   if (reduction > GradientReduction::kWeightedMean) {
-    return Bad("reduction", static_cast<int>(reduction), "a value of GradientReduction");
+    return Bad("reduction", static_cast<int>(reduction),
+               "kMean (0), kSum (1) or kWeightedMean (2)");
   }
   if (master > MasterForm::kRemainder) {
-    return Bad("master", static_cast<int>(master), "a value of MasterForm");
+    return Bad("master", static_cast<int>(master), "kFloat32 (0) or kRemainder (1)");
   }
   ZH_RETURN_IF_ERROR(Under("loss_scale", loss_scale.Validate()));
   ZH_RETURN_IF_ERROR(CheckMemory(*this));
@@ -217,6 +219,10 @@ Status EngineOptions::Validate() const {
   }
   if (update_threads < 0 || update_threads > 1024) {
     return Bad("update_threads", update_threads, "0 (the cores allowed) to 1024");
+  }
+  if (instruction_set > InstructionSet::kV4) {
+    return Bad("instruction_set", static_cast<int>(instruction_set),
+               "kBest (0), kBaseline (1), kV3 (2) or kV4 (3)");
   }
   if (!kernels::Supports(instruction_set)) {
     return Bad("instruction_set", kernels::NameOf(instruction_set),

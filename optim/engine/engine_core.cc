@@ -59,7 +59,7 @@ absl::Status EngineCore::Stop() {
   const bool leaves = in_charge_ && (failing || window_.micro_batches() > 0);
   for (const auto* list : {&input_.communicators, &gather_communicators_}) {
     if (!leaves) break;
-    for (const auto& communicator : *list) communicator->Cancel();
+    for (const auto& communicator : *list) communicator->Cancel(failed_);
   }
   executor_.reset();  // what was posted ends before
   if (leaves) {
@@ -261,10 +261,10 @@ void EngineCore::HandleCall(Call& call) {
   }
 }
 
-// Both touch what gathers that were sent ahead read. One that will be refused does not, and peers
-// may not have sent the gathers that it would wait for.
+// Both touch what gathers that were sent ahead read; one that is refused touches nothing, and peers
+// that hear of it only now take part in no such gather before.
 void EngineCore::PostAccessIfQuiet() {
-  if (!access_due_ || (gathering_ > 0 && access_call_->status.ok())) return;
+  if (!access_due_ || (access_call_->status.ok() && gathering_ > 0)) return;
   access_due_ = false;
   const bool extends = access_call_->kind == Call::Kind::kExtend;
   executor_->Post({extends ? &RunExtend : &RunAccess, this, 0});

@@ -24,8 +24,9 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
     }
     const auto groups = static_cast<int>(input.options.groups.size());
     if (parameter.group < 0 || parameter.group >= groups) {
-      return absl::InvalidArgumentError(
-          bad("group is ", parameter.group, ", but options.groups has ", groups));
+      return absl::InvalidArgumentError(bad("group is ", parameter.group,
+                                            ", but options.groups has ", groups, "; give 0 to ",
+                                            groups - 1, ", or one group more"));
     }
     const bool whole =
         parameter.dtype != DType::kFloat32 && input.options.master == MasterForm::kFloat32;
@@ -111,6 +112,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   }
   // 1. This rank's own view of its input.
   absl::Status status = input.options.Validate();
+  if (status.ok()) status = telemetry::Trace::CheckPath(input.options.trace_path);
   if (status.ok()) {
     for (const auto& each : input.communicators) {
       comm::CommunicatorSettings settings = each->settings();
@@ -345,17 +347,22 @@ std::vector<memory::FaultMap::Entry> EngineCore::FaultEntries() const {
     const layout::UnitPlace& unit = layout_.units()[space.unit];
     const std::string& name = input_.units[space.unit].name;
     const int64_t elem_bytes = SizeOf(space.dtype);
-    const auto add = [&](std::byte* base, const char* what, const char* call) {
+    const auto add = [&](std::byte* base, const char* what, const char* why) {
       entries.push_back({.begin = reinterpret_cast<char*>(base + place.range.begin * elem_bytes),
                          .bytes = place.range.size() * elem_bytes,
                          .parameter = input_.parameters[id].name + what,
                          .unit = name,
-                         .mend = absl::StrCat("call ", call, " for it before touching it")});
+                         .why = why});
     };
     if (place.range.size() == 0) continue;
-    if (unit.parameters_framed) add(memory_->ParameterAddress(place.space), "", "Acquire");
+    if (unit.parameters_framed) {
+      add(memory_->ParameterAddress(place.space), "",
+          "is not acquired; call Acquire for it before touching it");
+    }
     if (unit.gradients_framed && !space.frozen) {
-      add(memory_->GradientAddress(place.space), " (gradient)", "Acquire(kBackward)");
+      add(memory_->GradientAddress(place.space), " (gradient)",
+          "is not there; call Acquire(kBackward) for it before touching it, and GradReady, with "
+          "which it goes, after the last touch");
     }
   }
   return entries;
@@ -364,22 +371,19 @@ std::vector<memory::FaultMap::Entry> EngineCore::FaultEntries() const {
 absl::Status EngineCore::CheckFrames() const {
   const FrameNeeds needs(layout_, input_.units);
   const EngineOptions& options = input_.options;
-  for (size_t i = 0; i < input_.units.size(); ++i) {
-    const auto too_small = [&](const char* option, int64_t needed, int64_t given) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          option, " is ", given, ", but unit ", input_.units[i].name, " needs ", needed,
-          " bytes, with units that it uses, in frames of 2 MiB; give at least that, or 0"));
-    };
-    if (needs.parameters[i] > memory_plan_.parameter_frame_bytes) {
-      return too_small("max_live_parameters_bytes", needs.parameters[i],
-                       options.max_live_parameters_bytes);
-    }
-    if (needs.gradients[i] > memory_plan_.gradient_frame_bytes) {
-      return too_small("max_live_gradients_bytes", needs.gradients[i],
-                       options.max_live_gradients_bytes);
-    }
-  }
-  return absl::OkStatus();
+  // Of all units the one that needs most, so that what is told to give is enough.
+  const auto check = [&](const char* option, int64_t given, int64_t room,
+                         const std::vector<int64_t>& of_units) -> absl::Status {
+    const auto most = std::ranges::max_element(of_units);
+    if (most == of_units.end() || *most <= room) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        option, " is ", given, ", but unit ", input_.units[most - of_units.begin()].name, " needs ",
+        *most, " bytes, with units that it uses, in frames of 2 MiB; give at least that, or 0"));
+  };
+  ZH_RETURN_IF_ERROR(check("max_live_parameters_bytes", options.max_live_parameters_bytes,
+                           memory_plan_.parameter_frame_bytes, needs.parameters));
+  return check("max_live_gradients_bytes", options.max_live_gradients_bytes,
+               memory_plan_.gradient_frame_bytes, needs.gradients);
 }
 
 absl::Status EngineCore::AllocateScratch() {

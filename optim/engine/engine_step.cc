@@ -13,6 +13,10 @@ namespace zerohold::engine {
 void EngineCore::BeginStep(Call& call) {
   step_call_ = &call;
   step_local_ = CheckStep();
+  if (!step_local_.ok() && window_.AnyPresent()) {
+    step_local_ = absl::FailedPreconditionError(absl::StrCat(
+        step_local_.message(), "; the gradients of this step are gone, give them anew"));
+  }
   consistency_.SetMicroBatches(window_.micro_batches());
   stall_since_ns_ = telemetry::NowNs();
   const bool final_open = window_.micro_batches() > 0 && window_.last();
@@ -171,11 +175,13 @@ void EngineCore::Skip() {
   stats_.skip_reason = SkipReason::kNonFiniteGradient;
   absl::Status status;
   if (loss_scaler_.exhausted()) {
-    status = absl::FailedPreconditionError(absl::StrCat(
-        "Step: ", loss_scaler_.skips_in_a_row(),
-        " steps in a row were skipped at a loss scale down to ", loss_scaler_.scale(),
-        "; the first parameter whose gradient is not finite is ", blamed_,
-        "; lower the learning rate, look at its inputs, or raise loss_scale.max_skips"));
+    const LossScaleOptions& scale = input_.options.loss_scale;
+    status = absl::FailedPreconditionError(
+        absl::StrCat("Step: ", loss_scaler_.skips_in_a_row(),
+                     " steps in a row were skipped at a loss scale down to ", loss_scaler_.scale(),
+                     "; the first parameter whose gradient is not finite is ", blamed_, "; lower ",
+                     scale.dynamic ? "" : "loss_scale.initial or ",
+                     "the learning rate, look at its inputs, or raise loss_scale.max_skips"));
   }
   EndWithout(std::move(status));
 }

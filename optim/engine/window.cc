@@ -55,7 +55,8 @@ absl::Status Window::CheckReports(const char* call) const {
 absl::Status Window::CheckBegin() const {
   if (last_) {
     return absl::FailedPreconditionError(
-        "BeginMicroBatch: the last micro-batch of this step is open; call Step first");
+        "BeginMicroBatch: the last micro-batch of this step is open; call Step first, or give "
+        "last = false to all micro-batches of a step but its last");
   }
   for (size_t unit = 0; unit < states_.size(); ++unit) {
     if (states_[unit].writing) {
@@ -81,6 +82,11 @@ void Window::BeginMicroBatch(bool last) {
 absl::Status Window::CheckAcquire(UnitId unit, AcquireMode mode,
                                   std::vector<UnitId>* begins) const {
   ZH_RETURN_IF_ERROR(CheckUnit(unit, "Acquire"));
+  if (mode > AcquireMode::kWrite) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Acquire of unit ", names_[unit], ": mode is ", static_cast<int>(mode),
+                     "; give kForward (0), kBackward (1), kEvaluate (2) or kWrite (3)"));
+  }
   if (mode == AcquireMode::kWrite && micro_batches_ > 0) {
     return absl::FailedPreconditionError(absl::StrCat("Acquire(kWrite) of unit ", names_[unit],
                                                       ": a micro-batch is open; call Step first"));
@@ -120,7 +126,8 @@ absl::Status Window::Release(UnitId unit, bool* written) {
   State& state = states_[unit];
   if (state.acquired == 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("Release: unit ", names_[unit], " is not acquired"));
+        absl::StrCat("Release: unit ", names_[unit],
+                     " is not acquired; call it once for each Acquire of the unit"));
   }
   --state.acquired;
   *written = state.acquired == 0 && state.writing;
@@ -147,8 +154,10 @@ absl::Status Window::GradReady(UnitId unit, std::vector<UnitId>* ready) {
   ZH_RETURN_IF_ERROR(CheckUnit(unit, "GradReady"));
   State& state = states_[unit];
   if (state.reported) {
-    return absl::FailedPreconditionError(absl::StrCat("GradReady: unit ", names_[unit],
-                                                      " has reported already in this micro-batch"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("GradReady: unit ", names_[unit],
+                     " has reported already in this micro-batch; call it once in each, after the "
+                     "last gradient"));
   }
   if (!state.backward) {
     return absl::FailedPreconditionError(

@@ -89,7 +89,9 @@ class Communicator {
 
   // Any thread, not blocking: the verb at hand and all later ones end with Cancelled within
   // milliseconds, without waiting for a peer (an owner that goes away on an error must not hang).
-  virtual void Cancel() = 0;
+  // `why` is what peers hear, unless a peer's own failure broke this communicator, or one that is
+  // duplicated from the same, before; OK for an owner that just goes.
+  virtual void Cancel(const absl::Status& why) = 0;
 
   // Memory that ReduceScatter works in, zeroed; it outlives its use. See ScratchBytes.
   void SetScratch(std::span<std::byte> scratch) { scratch_ = scratch; }

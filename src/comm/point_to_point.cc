@@ -37,7 +37,8 @@ T* Advance(T* base, int64_t bytes) {
 PointToPointCommunicator::PointToPointCommunicator(int rank, int size)
     : rank_(rank), size_(size), tree_sum_(size), addends_(size) {}
 
-void PointToPointCommunicator::Cancel() {
+void PointToPointCommunicator::Cancel(const absl::Status& why) {
+  if (!why.ok()) NoteCause({rank_, why.code(), std::string(why.message())});
   cancelled_.store(true, std::memory_order_release);
   Interrupt();
 }
@@ -47,6 +48,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> PointToPointCommunicator::Duplicat
   ZH_RETURN_IF_ERROR(AllReduce({.verb = "Duplicate"}, {}, {}, {}));
   ZH_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> twin, Twin());
   twin->Configure(settings_);
+  std::static_pointer_cast<PointToPointCommunicator>(twin)->cause_ = cause_;
   return twin;
 }
 
@@ -207,7 +209,8 @@ absl::Status PointToPointCommunicator::CheckOrder(const Label& label, const Shap
     const bool same_name = std::strcmp(first.text, other.text) == 0;
     return Break(absl::AbortedError(
         "operation " + std::to_string(sequence_) + " differs: " + describe(0, first) + ", " +
-        describe(rank, other) + (same_name ? "; sizes, pieces or root are not the same" : "")));
+        describe(rank, other) + (same_name ? "; sizes, pieces or root are not the same" : "") +
+        "; check that every rank makes the same calls in the same order"));
   }
   return absl::OkStatus();
 }
@@ -219,8 +222,14 @@ absl::Status PointToPointCommunicator::Run(const Label& label) {
 
 absl::Status PointToPointCommunicator::Break(absl::Status status) {
   broken_ = std::move(status);
-  Leave(cause_ ? *cause_ : Farewell{rank_, broken_.code(), std::string(broken_.message())});
+  Leave(NoteCause({rank_, broken_.code(), std::string(broken_.message())}));
   return broken_;
+}
+
+Farewell PointToPointCommunicator::NoteCause(Farewell farewell) {
+  std::lock_guard lock(cause_->mutex);
+  if (!cause_->farewell) cause_->farewell = std::move(farewell);
+  return *cause_->farewell;
 }
 
 void PointToPointCommunicator::LeaveIfCancelled() {
@@ -261,12 +270,18 @@ absl::Status PointToPointCommunicator::Cancelled(const Label& label) const {
 }
 
 absl::Status PointToPointCommunicator::PeerLeft(const Label& label, const Farewell& farewell) {
-  cause_ = farewell;
+  NoteCause(farewell);
+  const std::string here = ToString(label) + ": ";
+  const std::string rank = "rank " + std::to_string(farewell.origin);
   // Cancelled is for the rank whose owner wanted it.
-  const absl::StatusCode code =
-      farewell.code == absl::StatusCode::kCancelled ? absl::StatusCode::kAborted : farewell.code;
-  return absl::Status(code, ToString(label) + ": rank " + std::to_string(farewell.origin) +
-                                " failed: " + farewell.text);
+  if (farewell.code == absl::StatusCode::kCancelled) {
+    return absl::AbortedError(here + rank +
+                              " has given up: it closed its engine in mid-step, or exited");
+  }
+  const bool late = farewell.code == absl::StatusCode::kDeadlineExceeded;
+  const bool same = farewell.text.starts_with(here);  // it was in the same operation
+  return absl::Status(late ? farewell.code : absl::StatusCode::kAborted,
+                      here + rank + " failed: " + farewell.text.substr(same ? here.size() : 0));
 }
 
 absl::Status PointToPointCommunicator::OtherOperation(const Call& call, int peer,

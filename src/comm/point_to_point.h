@@ -10,6 +10,8 @@
 //     not come is known by its number; empty shards send empty messages.
 //  2. A failed exchange breaks the communicator for good: its status is every later verb's answer.
 //     The peers are told, so that none of them waits for this rank or reads what it had for them.
+//     They hear of the failure that came first in this communicator and its duplicates: a rank that
+//     gives up one because a peer left the other passes that peer on, not itself.
 //  3. Once each verb has run with its largest operands, verbs allocate nothing.
 #pragma once
 
@@ -20,6 +22,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -43,7 +46,7 @@ class PointToPointCommunicator : public Communicator {
   int rank() const final { return rank_; }
   int size() const final { return size_; }
   absl::StatusOr<std::shared_ptr<Communicator>> Duplicate() final;
-  void Cancel() final;
+  void Cancel(const absl::Status& why) final;
 
   absl::Status AllGather(const Label& label, void* buffer, std::span<const Piece> pieces) final;
   absl::Status ReduceScatter(const Label& label, const ReduceScatterOperands& operands) final;
@@ -112,6 +115,11 @@ class PointToPointCommunicator : public Communicator {
     int64_t bytes = 0;     // of the operands as a whole
     uint64_t hash = 0;     // of all the rest; only taken when the order is checked
   };
+  // What a communicator and its duplicates have in common.
+  struct FirstCause {
+    std::mutex mutex;
+    std::optional<Farewell> farewell;
+  };
   struct OrderRecord {
     int64_t bytes;
     uint64_t hash;
@@ -124,6 +132,8 @@ class PointToPointCommunicator : public Communicator {
   // Exchanges the message lists, and keeps what fails.
   absl::Status Run(const Label& label);
   absl::Status Break(absl::Status status);
+  // Notes a cause, unless there is one already; gives the first.
+  Farewell NoteCause(Farewell farewell);
   // The k-th peer after and before this rank, k from 1: spreads the load over ranks.
   int After(int k) const { return (rank_ + k) % size_; }
   int Before(int k) const { return (rank_ + size_ - k) % size_; }
@@ -134,7 +144,7 @@ class PointToPointCommunicator : public Communicator {
   TreeSum tree_sum_;
   std::atomic<bool> cancelled_ = false;
   absl::Status broken_;
-  std::optional<Farewell> cause_;  // of a peer, when that is why this communicator broke
+  std::shared_ptr<FirstCause> cause_ = std::make_shared<FirstCause>();
   int64_t sequence_ = 0;
   uint32_t tag_ = 0;
   char text_[kLabelBytes];

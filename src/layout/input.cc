@@ -30,8 +30,9 @@ absl::StatusOr<int64_t> CountElems(const ParameterSpec& parameter) {
   bool too_many = false;
   for (const int64_t extent : parameter.shape) {
     if (extent < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Quoted("parameter", parameter.name), " has the negative extent ", extent));
+      return absl::InvalidArgumentError(absl::StrCat(Quoted("parameter", parameter.name),
+                                                     " has the negative extent ", extent,
+                                                     "; give 0 or more"));
     }
     too_many |= __builtin_mul_overflow(elems, extent, &elems);
   }
@@ -53,13 +54,20 @@ absl::Status CheckParameter(const ParameterSpec& parameter, int64_t index) {
         absl::StrCat(Quoted("parameter", parameter.name), " has ", why...));
   };
   if (parameter.dtype > DType::kFloat16) {
-    return refuse("the unknown dtype ", static_cast<int>(parameter.dtype));
+    return refuse("the unknown dtype ", static_cast<int>(parameter.dtype),
+                  "; give kFloat32 (0), kBFloat16 (1) or kFloat16 (2)");
   }
-  if (parameter.group < 0) return refuse("the negative group ", parameter.group);
+  if (parameter.group < 0) {
+    return refuse("the negative group ", parameter.group, "; give an index of options.groups");
+  }
   if (parameter.communicator < 0) {
-    return refuse("the negative communicator ", parameter.communicator);
+    return refuse("the negative communicator ", parameter.communicator,
+                  "; give an index of Create's communicators");
   }
-  if (parameter.mean_ranks < 0) return refuse("the negative mean_ranks ", parameter.mean_ranks);
+  if (parameter.mean_ranks < 0) {
+    return refuse("the negative mean_ranks ", parameter.mean_ranks,
+                  "; give 0 (all that reduce it) or more");
+  }
   if (!(parameter.norm_weight > 0) || !std::isfinite(parameter.norm_weight)) {
     return refuse("norm_weight ", parameter.norm_weight, "; it is finite and > 0");
   }
@@ -99,7 +107,8 @@ absl::StatusOr<std::vector<ParameterId>> TakeParameters(std::span<const UnitSpec
     const auto found = ids.find(name);
     if (found == ids.end()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          Quoted("unit", units[unit].name), " lists the unknown ", Quoted("parameter", name)));
+          Quoted("unit", units[unit].name), " lists the unknown ", Quoted("parameter", name),
+          "; give it a ParameterSpec, or take it off the list"));
     }
     UnitId& holder = owner[found->second];
     if (holder == unit) {
@@ -155,8 +164,9 @@ absl::StatusOr<CheckedInput> CheckInput(std::span<const ParameterSpec> parameter
   }
   const auto homeless = std::ranges::find(owner, -1);
   if (homeless != owner.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        Quoted("parameter", parameters[homeless - owner.begin()].name), " is in no unit"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted("parameter", parameters[homeless - owner.begin()].name),
+                     " is in no unit; list it in the one that computes with it"));
   }
   for (UnitId unit = 0; unit < static_cast<UnitId>(units.size()); ++unit) {
     ZH_RETURN_IF_ERROR(CheckUses(units[unit], unit, ids, owner));

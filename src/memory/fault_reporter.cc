@@ -145,7 +145,7 @@ int64_t FaultMap::Explain(const char* address, std::span<char> line) const {
   Line text(line);
   text << "zerohold: parameter " << entry.parameter << " of unit " << entry.unit;
   if (pid_ == getpid()) {
-    text << " is not acquired; " << entry.mend;
+    text << " " << entry.why;
   } else {
     text << " belongs to process " << pid_
          << ", which forked this one; use it there, or copy it before the fork";

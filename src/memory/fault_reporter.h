@@ -30,7 +30,7 @@ class FaultMap {
     int64_t bytes = 0;
     std::string parameter;
     std::string unit;
-    std::string mend;  // what to do: "call Acquire(U) before touching it"
+    std::string why;  // and what to do: "is not acquired; call Acquire(U) before touching it"
   };
   // Ranges must not overlap. Beyond kMaxMaps maps at a time a map is not heard of by the handler.
   static constexpr int kMaxMaps = 64;

@@ -4,6 +4,7 @@
 #include "src/telemetry/trace.h"
 
 #include <absl/strings/str_cat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -173,6 +174,20 @@ Trace::Trace(std::string path, int pid) {
 }
 
 Trace::~Trace() = default;
+
+absl::Status Trace::CheckPath(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const bool there = access(path.c_str(), F_OK) == 0;
+  std::FILE* const file = std::fopen(path.c_str(), "a");
+  if (file == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("trace_path ", path, " cannot be written (",
+                                                   std::strerror(errno),
+                                                   "); give a file in a folder that can"));
+  }
+  std::fclose(file);
+  if (!there) std::remove(path.c_str());
+  return absl::OkStatus();
+}
 
 void Trace::Record(Lane lane, const char* name, int64_t index, int64_t begin_ns, int64_t end_ns) {
   if (impl_ == nullptr) return;

@@ -24,6 +24,8 @@ class Trace {
   // makes a trace that records nothing.
   Trace(std::string path, int pid);
   ~Trace();
+  // Whether a trace can be written there; leaves nothing. InvalidArgument naming trace_path.
+  static absl::Status CheckPath(const std::string& path);
   bool enabled() const { return impl_ != nullptr; }
 
   // `name` must outlive the trace (a literal). `index` is shown beside it when >= 0 (a unit, a

@@ -63,6 +63,7 @@ TEST(Stress, MovesWhatAStepMust) {
 TEST(Stress, EveryStateIsTheRecomputedOne) {
   const std::string small = "--params 1M --record 32Ki --steps 3 --verify ";
   EXPECT_EQ(Final(1, small + kDisk)["verified_records"], 32);
+  EXPECT_EQ(Final(1, "--params 0.5m --steps 1" + kDisk)["params"], 500'000);
   EXPECT_EQ(Final(2, small + "--zero-stage 3 --window 3" + kDisk)["verified_records"], 32);
   EXPECT_EQ(Final(2, small + "--zero-stage 2 --dtype fp16" + kDisk)["verified_records"], 32);
   EXPECT_EQ(Final(2, small + "--rule lion --master remainder" + kDisk)["verified_records"], 32);
@@ -136,7 +137,10 @@ TEST(Stress, BadInputIsOneLine) {
   const struct {
     std::string flags, names, mends;
   } cases[] = {
-      {"--params lots" + kDisk, "--params", "--help"},
+      {"--params lots" + kDisk, "--params: \"lots\" is no number", "1.5M or 4B"},
+      {"--params -4M" + kDisk, "--params: \"-4M\" is no number", "1.5M or 4B"},
+      {"--record 4KB" + kDisk, "--record: \"4KB\" is no number", "32Ki"},
+      {"--trace /no/such/t" + kDisk, "trace_path /no/such/t cannot be written", "give a file"},
       {"--steps 0" + kDisk, "--steps is 0", "1 or more"},
       {"--seconds -1" + kDisk, "--seconds is -1", "more than 0"},
       {"--tier tape", "--tier tape is unknown", "give one of host, nvme"},

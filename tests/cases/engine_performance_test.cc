@@ -34,7 +34,7 @@ class SlowCommunicator final : public comm::Communicator {
   int local_rank() const override { return inner_->local_rank(); }
   int local_size() const override { return inner_->local_size(); }
   bool any_thread() const override { return inner_->any_thread(); }
-  void Cancel() override { inner_->Cancel(); }
+  void Cancel(const absl::Status& why) override { inner_->Cancel(why); }
 
   absl::StatusOr<std::shared_ptr<Communicator>> Duplicate() override {
     auto twin = Inner().Duplicate();

@@ -27,11 +27,9 @@ case $how in
   pkgconfig)
     package_file=$(find "$prefix" -name zerohold.pc)
     export PKG_CONFIG_PATH=${package_file%/*}
-    libraries=$(pkg-config --variable=libdir zerohold)
     read -ra flags <<<"$(pkg-config --cflags --libs zerohold)"
     read -ra extra <<<"${CXXFLAGS-}"
     "${CXX:-c++}" -std=c++20 -Wall -Wextra "${extra[@]}" trainer.cc "${flags[@]}" -o trainer
-    export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     trainer=./trainer
     ;;
 esac

@@ -135,7 +135,8 @@ TEST(BadInput, OfAScaleThatNoStepSurvives) {
   EXPECT_THAT(outcome.out, AllOf(EndsWith("exit 1\nexit 1\n"), Not(HasSubstr("parameters_hash"))));
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_THAT(outcome.err,
-              AllOf(StartsWith("zh-train: "), HasSubstr("100"), HasSubstr("embedding.tokens")));
+              AllOf(StartsWith("zh-train: "), HasSubstr("100"), HasSubstr("embedding.tokens"),
+                    HasSubstr("lower loss_scale.initial")));
 }
 
 TEST(BadInput, HelpIsNoError) {

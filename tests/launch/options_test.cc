@@ -64,8 +64,13 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
        "--loss-scale-interval",
        "give --loss-scale dynamic"},
       {{"--loss-scale-interval", "0"}, "--loss-scale-interval is 0", "1 or more"},
-      {{"--max-live-parameters", "64QiB"}, "--max-live-parameters", "mib"},
-      {{"--max-live-gradients", "lots"}, "--max-live-gradients", "mib"},
+      {{"--max-live-parameters", "64QiB"}, "--max-live-parameters: \"64QiB\"", "as 500000, 64MiB"},
+      {{"--max-live-parameters=-64MiB"}, "--max-live-parameters: \"-64MiB\"", "0 or more"},
+      {{"--max-live-gradients", "lots"}, "--max-live-gradients: \"lots\"", "64MiB or 1.5GB"},
+      {{"--max-live-gradients", "8EiB"}, "--max-live-gradients: \"8EiB\"", "64MiB"},
+      {{"--host-budget", "9000000TiB"}, "--host-budget: \"9000000TiB\"", "64MiB"},
+      {{"--steps", "99999999999999999999"}, "--steps is more than 10^18", "give less"},
+      {{"--seed", "-1"}, "--seed is -1", "0 or more"},
       {{"--persistence-threshold", "-1"}, "--persistence-threshold is -1", "0 or more"},
       {{"--evaluate-every", "-1"}, "--evaluate-every is -1", "0 or more"},
       {{"--optimizer", "sgd"}, "--optimizer sgd is unknown", "zerohold or torch"},
@@ -74,6 +79,8 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
       {{"--optimizer", "torch", "--trace", "t"}, "--trace", "--optimizer zerohold"},
       {{"--optimizer", "torch", "--dtype", "bf16"}, "--dtype", "--optimizer zerohold"},
       {{"--optimizer", "torch", "--reproducible"}, "--reproducible", "--optimizer zerohold"},
+      {{"--optimizer", "torch", "--zero-stage", "3"}, "--zero-stage", "--optimizer zerohold"},
+      {{"--optimizer", "torch", "--bucket-elems", "256"}, "--bucket-elems", "zerohold"},
       {{"--steps", "many"}, "--steps = many", "--help"},
       {{"--depth", "3"}, "--depth", "--help"},
       {{"--data"}, "--data", "--help"},
@@ -94,6 +101,19 @@ TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
       {{"--window", "-1"}, "--window is -1", "0 or more"},
       {{"--optimizer", "torch", "--offload", "host"}, "--offload", "--optimizer zerohold"},
   });
+}
+
+TEST(Options, SizesAreWhatPeopleWrite) {
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"0", 0},           {"77", 77},          {"1.5GiB", 3 << 29}, {"1.5gb", 1'500'000'000},
+      {"2 MiB", 2 << 20}, {"2Mi", 2 << 20},    {"2m", 2'000'000},   {"1.5B", 1},
+      {"3KB", 3000},      {"4TiB", 1LL << 42}, {"0.5k", 500}};
+  for (const auto& [text, bytes] : sizes) {
+    EXPECT_EQ(Parse({"--max-live-gradients", text})->max_live_gradients_bytes, bytes) << text;
+  }
+  for (const char* wrong : {"", "i", "1i", "1iB", "1QB", "1MMB", "-1", "inf", "nan", "1e3", "+1"}) {
+    EXPECT_FALSE(Parse({"--max-live-gradients", wrong}).ok()) << wrong;
+  }
 }
 
 TEST(Options, ScheduleFollowsStepsUntilToldOtherwise) {

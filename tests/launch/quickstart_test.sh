@@ -22,3 +22,8 @@ last=$(tail -n 1 log)
 sed 2q log | grep -q '"disk_read_bytes":[1-9]' || fail "nothing came from disk"
 compgen -G "$2/states.*" && fail "the folder of states is still there"
 grep '^loss' output | awk '{ loss = $2; sub(/.*entropy /, ""); exit !(loss < $1 + 0) }' || fail "the loss did not fall"
+
+# A folder of the caller's is the only one.
+"$1/mpi-launch/quickstart" --layers 1 --width 32 --heads 2 --context 32 --steps 1 \
+  --data text --nvme-path "$folder" >output || { cat output; exit 1; }
+grep -qx "on disk: states in files in $folder" output || { cat output; fail "states lie elsewhere too"; }

@@ -120,7 +120,7 @@ TEST(GroupOptions, Ranges) {
 
 TEST(EngineOptions, RulesAndTheirSettings) {
   ExpectRefused({
-      {[](EngineOptions& o) { o.rule = static_cast<UpdateRule>(5); }, {"rule is 5", "UpdateRule"}},
+      {[](EngineOptions& o) { o.rule = static_cast<UpdateRule>(5); }, {"rule is 5", "kAdamW (0)"}},
       {[](EngineOptions& o) { o.groups.clear(); }, {"groups is empty"}},
       {[](EngineOptions& o) {
          o.rule = UpdateRule::kLion;
@@ -135,7 +135,9 @@ TEST(EngineOptions, RulesAndTheirSettings) {
        {"groups[0].nesterov is true with momentum 0"}},
       {[](EngineOptions& o) { o.master = static_cast<MasterForm>(2); }, {"master is 2"}},
       {[](EngineOptions& o) { o.reduction = static_cast<GradientReduction>(3); },
-       {"reduction is 3"}},
+       {"reduction is 3", "kWeightedMean (2)"}},
+      {[](EngineOptions& o) { o.instruction_set = InstructionSet{9}; },
+       {"instruction_set is 9", "kBest (0), kBaseline (1), kV3 (2) or kV4 (3)"}},
   });
 }
 

@@ -126,15 +126,17 @@ TEST(Stats, TraceOfEachRank) {
   });
 }
 
-// A path that cannot be written is told at Close, by its name.
+// A path that cannot be written is told before anything is trained, to all ranks.
 TEST(Stats, ATraceThatCannotBeWritten) {
-  EngineOptions options = OptionsOfStage(1);
-  options.trace_path = "/nonexistent/folder/trace.json";
-  Trainer trainer(options, SelfCommunicator(), Tensors({10}), Constant(1));
-  trainer.Step(Gradients({{1}}));
-  const Status status = trainer.engine().Close();
-  EXPECT_FALSE(status.ok());
-  EXPECT_NE(std::string(status.message()).find(options.trace_path), std::string::npos) << status;
+  RunRanks(2, [](int rank, const Communicator& ranks) {
+    EngineOptions options = OptionsOfStage(1);
+    if (rank == 1) options.trace_path = "/nonexistent/folder/trace.json";
+    const ModelSpec model = Tensors({10});
+    EXPECT_EQ(Engine::Create(options, {ranks}, model.parameters, model.units).status(),
+              absl::InvalidArgumentError(
+                  "rank 1: trace_path /nonexistent/folder/trace.json cannot be written (No such "
+                  "file or directory); give a file in a folder that can"));
+  });
 }
 
 TEST(Stats, DescribePlan) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <set>
 #include <thread>
 
@@ -418,6 +419,45 @@ TEST(BadInput, AUnitLargerThanTheFrames) {
     refused(2, "max_live_gradients_bytes");
     options.max_live_gradients_bytes = 2 * kFrame;
     EXPECT_TRUE(create().ok());
+  });
+}
+
+// The unit that needs most is named, so that one more try is enough.
+TEST(BadInput, TheLargestOfTheUnitsThatDoNotFit) {
+  EngineOptions options = OptionsOfStage(3);
+  options.max_live_parameters_bytes = 1024;
+  ModelSpec model = FourUnits();
+  model.parameters[2].shape = {kFrame / 4 + 1};
+  const auto create = [&] {
+    return Engine::Create(options, {SelfCommunicator()}, model.parameters, model.units).status();
+  };
+  EXPECT_THAT(Text(create()), HasSubstr("is 1024, but unit unit_c needs 4194304 bytes"));
+  options.max_live_parameters_bytes = 2 * kFrame;
+  EXPECT_TRUE(create().ok());
+}
+
+// Values outside an enum, as a C or Python caller may give them; and a second moment of no update.
+TEST(BadInput, WhatNoStateCanBe) {
+  RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
+    Trainer trainer(options, ranks, FourUnits(), Constant(1.0f));
+    trainer.Step(Gradients({{1.0f}, {1.0f}, {1.0f}, {1.0f}}));
+    const std::vector<float> before = trainer.ReadStates();
+    Engine& engine = trainer.engine();
+    std::vector<float> values = {1.0f, -1.0f};
+    for (const Status& status :
+         {engine.Read(0, StateKind{9}, 0, values), engine.Write(0, StateKind{9}, 0, values)}) {
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_THAT(Text(status), HasSubstr("state is 9; give kMaster (0), kMoment1 (1), "));
+    }
+    EXPECT_EQ(engine.Acquire(0, AcquireMode{9}).code(), Code::kInvalidArgument);
+    for (const float bad : {-1.0f, std::nanf("")}) {
+      values[1] = bad;
+      const Status status = engine.Write(0, StateKind::kMoment2, 7, values);
+      EXPECT_EQ(status.code(), Code::kInvalidArgument);
+      EXPECT_THAT(Text(status), AllOf(HasSubstr("parameter a: moment2 is "),
+                                      HasSubstr("at element 8; give 0 or more")));
+    }
+    EXPECT_EQ(trainer.ReadStates(), before);
   });
 }
 

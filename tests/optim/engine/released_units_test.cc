@@ -16,6 +16,8 @@
 namespace zerohold::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using ::testing::KilledBySignal;
 
 constexpr int kUnits = 5;
@@ -95,6 +97,26 @@ TEST(ReleasedUnits, AcquiresNest) {
   });
 }
 
+// A unit that is still acquired at stage 3 stops the step, whose gradients are gone.
+TEST(ReleasedUnits, AForgottenReleaseCostsTheGradients) {
+  RunStages({2}, [](const EngineOptions& options, int, Communicator ranks) {
+    Trainer trainer(options, ranks, TensorsInUnits({300, 300}), Constant(1.0f));
+    Engine& engine = trainer.engine();
+    ASSERT_TRUE(engine.BeginMicroBatch().ok());
+    ASSERT_TRUE(engine.Acquire(1, AcquireMode::kBackward).ok());
+    ASSERT_TRUE(engine.GradReady(1).ok());
+    const Status status = engine.Step().status();
+    EXPECT_EQ(status.ok(), options.zero_stage < 3) << status;
+    if (!status.ok()) {
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("unit unit_b is still acquired"),
+                        HasSubstr("the gradients of this step are gone")));
+    }
+    EXPECT_TRUE(engine.Release(1).ok());
+    EXPECT_TRUE(trainer.Step(Gradients({{1.0f}, {1.0f}})).applied);
+  });
+}
+
 // Each below runs in a process of its own, started anew: the reporter is for good.
 class ReleasedUnitsDeathTest : public ::testing::Test {
  protected:
@@ -142,8 +164,9 @@ TEST_F(ReleasedUnitsDeathTest, AParameterIsExplained) {
 
 TEST_F(ReleasedUnitsDeathTest, AGradientIsExplained) {
   const char* const line =
-      "zerohold: parameter c \\(gradient\\) of unit unit_c is not acquired; call "
-      "Acquire\\(kBackward\\) for it before touching it";
+      "zerohold: parameter c \\(gradient\\) of unit unit_c is not there; call "
+      "Acquire\\(kBackward\\) for it before touching it, and GradReady, with which it goes, after "
+      "the last touch";
   const auto touch = [](int stage, auto how, int64_t elem) {
     how(InAStep(stage).Gradient(2), elem);
   };
@@ -159,7 +182,7 @@ TEST_F(ReleasedUnitsDeathTest, AReportedGradientIsExplained) {
         if (!engine.GradReady(kUnits - 1).ok()) _exit(1);
         Write(engine.Gradient(kUnits - 1), 0);
       },
-      KilledBySignal(SIGSEGV), "parameter e \\(gradient\\) of unit unit_e is not acquired");
+      KilledBySignal(SIGSEGV), "parameter e \\(gradient\\) of unit unit_e is not there; call");
 }
 
 // A child has none of its parent's memory, acquired or not.

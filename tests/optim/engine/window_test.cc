@@ -88,10 +88,10 @@ TEST_F(WindowTest, WhatCountsAsAbsentIsRefusedUntilTheNextMicroBatch) {
 TEST_F(WindowTest, OrderOfCallsIsChecked) {
   ExpectRefused(window.CheckStep(), "BeginMicroBatch");
   ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
-  ExpectRefused(window.Release(1, &written), "unit block is not acquired");
+  ExpectRefused(window.Release(1, &written), "unit block is not acquired; call it once");
   Begin(true);
   ExpectRefused(window.GradReady(1, &list), "Acquire(kBackward)");
-  ExpectRefused(window.CheckBegin(), "call Step first");
+  ExpectRefused(window.CheckBegin(), "call Step first, or give last = false");
   Begins(1);
   ExpectRefused(window.CheckStep(), "unit block");
   Ready(1);
@@ -114,6 +114,13 @@ TEST_F(WindowTest, UnknownUnitsAreNamed) {
     EXPECT_EQ(window.Release(unit, &written).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(window.GradReady(unit, &list).code(), absl::StatusCode::kInvalidArgument);
   }
+}
+
+TEST_F(WindowTest, AnUnknownModeIsRefusedWithThoseThereAre) {
+  const absl::Status status = window.CheckAcquire(1, AcquireMode{9}, &list);
+  EXPECT_EQ(status, absl::InvalidArgumentError(
+                        "Acquire of unit block: mode is 9; give kForward (0), kBackward (1), "
+                        "kEvaluate (2) or kWrite (3)"));
 }
 
 TEST_F(WindowTest, WriteIsAdoptedAtTheOutermostRelease) {

@@ -124,7 +124,7 @@ TEST_P(CommunicatorConformance, CancelOfOneLeavesItsTwinsAlone) {
     std::jthread other([&] {
       for (int i = 0; i < 50; ++i) CheckSum(*second, i, 5000);
     });
-    if (communicator.rank() == 0) first->Cancel();
+    if (communicator.rank() == 0) first->Cancel(absl::OkStatus());
     const absl::Status status = first->AllReduce(kSame, {}, {}, sums);
     EXPECT_EQ(status.code(),
               communicator.rank() == 0 ? absl::StatusCode::kCancelled : absl::StatusCode::kAborted);

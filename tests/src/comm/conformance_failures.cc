@@ -182,7 +182,7 @@ TEST_P(CommunicatorConformance, CancelEndsAWaitAndAllLaterVerbs) {
     const auto begin = std::chrono::steady_clock::now();
     std::jthread canceller([&communicator] {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      communicator.Cancel();
+      communicator.Cancel(absl::OkStatus());
     });
     int64_t value = 1;
     absl::Status status = communicator.Broadcast(kBucket, &value, sizeof(value), 0);
@@ -206,7 +206,7 @@ TEST_P(CommunicatorConformance, PeersOfACancelledRankDoNotWait) {
       std::vector<int64_t> sums(100000, 1);
       ASSERT_EQ(Sum(communicator, kA, sums), absl::OkStatus());
       if (communicator.rank() == 0) {
-        communicator.Cancel();
+        communicator.Cancel(absl::OkStatus());
         if (inside_verb) {
           EXPECT_EQ(Sum(communicator, kB, sums).code(), absl::StatusCode::kCancelled);
         }
@@ -216,10 +216,50 @@ TEST_P(CommunicatorConformance, PeersOfACancelledRankDoNotWait) {
       const absl::Status status = Sum(communicator, kBucket, sums);
       EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
       EXPECT_THAT(Text(status), AllOf(HasSubstr("ReduceScatter of bucket 3 of block.0: rank 0 "),
-                                      HasSubstr("rank 0 has given up")));
+                                      HasSubstr("rank 0 has given up: it closed its engine")));
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
     });
   }
+}
+
+// Rank 0 leaves one communicator, the last rank hears of it there and gives up the duplicate: those
+// who wait in the duplicate hear of rank 0, not of the one that told them.
+TEST_P(CommunicatorConformance, COM_02_TheFirstToLeaveIsPassedOn) {
+  Run([](Communicator& communicator) {
+    const int last = communicator.size() - 1;
+    if (last < 2) return;
+    communicator.Configure({.timeout_s = 60.0});
+    const auto twin = communicator.Duplicate();
+    ASSERT_TRUE(twin.ok()) << twin.status();
+    int64_t value = 0;
+    if (communicator.rank() == 0) {
+      communicator.Cancel(absl::OkStatus());
+      EXPECT_TRUE(absl::IsCancelled(communicator.Broadcast(kA, &value, sizeof(value), 0)));
+    } else if (communicator.rank() == last) {
+      const absl::Status lost = communicator.Broadcast(kA, &value, sizeof(value), 0);
+      EXPECT_THAT(Text(lost), HasSubstr("rank 0 has given up"));
+      (*twin)->Cancel(lost);
+      EXPECT_TRUE(absl::IsCancelled((*twin)->Broadcast(kB, &value, sizeof(value), last)));
+    } else {
+      EXPECT_EQ((*twin)->Broadcast(kB, &value, sizeof(value), last),
+                absl::AbortedError("AllGather of parameter b: rank 0 has given up: it closed its "
+                                   "engine in mid-step, or exited"));
+    }
+  });
+}
+
+// What is not this rank's own wish is told as it is, and once.
+TEST_P(CommunicatorConformance, PeersHearWhyARankWasCancelled) {
+  Run([](Communicator& communicator) {
+    if (communicator.size() == 1) return;
+    communicator.Configure({.timeout_s = 60.0});
+    int64_t value = 0;
+    if (communicator.rank() == 0) communicator.Cancel(absl::InternalError("the cause"));
+    const absl::Status status = communicator.Broadcast(kBucket, &value, sizeof(value), 0);
+    if (communicator.rank() == 0) return;
+    EXPECT_EQ(status,
+              absl::AbortedError("ReduceScatter of bucket 3 of block.0: rank 0 failed: the cause"));
+  });
 }
 
 TEST_P(CommunicatorConformance, AgreeGivesTheLowestFailureToAll) {

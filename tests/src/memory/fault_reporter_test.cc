@@ -32,7 +32,8 @@ constexpr char kLine[] =
     "it\n";
 
 FaultMap::Entry EntryAt(char* begin, int64_t bytes, const std::string& parameter = "w") {
-  return {begin, bytes, parameter, "block.3", "call Acquire(block.3) before touching it"};
+  return {begin, bytes, parameter, "block.3",
+          "is not acquired; call Acquire(block.3) before touching it"};
 }
 
 std::string Explanation(const FaultMap& map, const char* address) {
