@@ -14,7 +14,9 @@ namespace zerohold::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 
 std::string Text(const Status& status) { return std::string(status.message()); }
@@ -51,6 +53,7 @@ void GoOnWithoutRank1(const EngineOptions& options, const Communicator& ranks) {
   for (int step = 1; step < 3; ++step) trainer.Step(Gradients({{1}, {2}, {3}}));
   const Status status = trainer.TryStep(Gradients({{1}, {2}, {3}})).status();
   ExpectLost(status, "rank 1");
+  EXPECT_THAT(Text(status), Not(ContainsRegex("rank [02] has given up")));  // it was told, too
   EXPECT_EQ(trainer.engine().BeginMicroBatch(), status);
   EXPECT_EQ(trainer.engine().Step().status(), status);
   float value = 0;
