@@ -185,7 +185,8 @@ struct EngineOptions {
   InstructionSet instruction_set = InstructionSet::kBest;
 
   // A wait in a collective that lasts longer ends with DeadlineExceeded naming the operation and
-  // the ranks that have not come. Seconds, > 0.
+  // the ranks that have not come; so does a transfer of a disk, naming folder and offset. Seconds,
+  // > 0.
   double communication_timeout_s = 600.0;
   // Compares every collective's name over the ranks before it runs: one small message more for
   // each. By default on where the trainer that includes this header is built without NDEBUG; ranks

@@ -41,8 +41,7 @@ absl::StatusOr<std::unique_ptr<io::IoBackend>> CreateBackend(const OffloadOption
   return io::CreateFaultyBackend(std::move(backend), io::ParseFaultSpec(options.faults).value());
 }
 
-// Sections that an update makes anew, what it works from besides, and all that a reader of states
-// needs.
+// What an update makes anew, and what it is given.
 constexpr Section kWritten[] = {Section::kStates, Section::kCopy};
 constexpr Section kReduced[] = {Section::kGradient};
 
