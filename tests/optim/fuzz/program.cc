@@ -226,10 +226,7 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   const int64_t least = std::max(kFrame, room.largest);
   const int64_t spare = random.Below(4) * kFrame;
   if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
-  // Who leaves out what others report is waited for by them when they have no room, and may wait
-  // for them to gather what comes next.
-  const bool apart = std::ranges::any_of(program.steps, &Step::apart);
-  const bool wide = room.tied || program.steps[0].shuffled || (apart && options.zero_stage == 3);
+  const bool wide = room.tied || program.steps[0].shuffled;
   if (wide) options.max_live_gradients_bytes = room.all + kFrame;
   if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
   if (random.OneIn(2)) options.offload = DrawOffload(random, folder);
