@@ -144,11 +144,11 @@ class ZH_EXPORT Engine {
   Status AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
                   std::vector<GroupOptions> groups = {});
 
-  // Changes where optimizer states rest: folders, budget and window become what `offload` says, and
-  // records go there, which takes both places meanwhile. Staging grows if it must; it never shrinks
-  // before Close. No bit changes. Collective, blocking, between steps. Errors, after which nothing
-  // has changed, the same on all ranks: those of Create about offload (NotFound for a folder that
-  // is not there), and AddUnits's FailedPrecondition.
+  // Changes where states, shards of parameters and reduced gradients rest: folders, budgets and
+  // window become what `offload` says, and all goes there, which takes both places meanwhile.
+  // Staging grows if it must; it never shrinks before Close. No bit changes. Collective, blocking,
+  // between steps. Errors, after which nothing has changed, the same on all ranks: those of Create
+  // about offload (NotFound for a folder that is not there), and AddUnits's FailedPrecondition.
   Status Move(const OffloadOptions& offload);
 
   // Later features; each answers Unimplemented naming itself.

@@ -94,14 +94,15 @@ struct OffloadOptions {
   int64_t host_budget_bytes = 0;
   // The same of its shards of parameters (stage 3; what is not frozen, in units that come in
   // frames) and of reduced gradients (stages 2 and 3; running sums stay in memory): the first units
-  // of the model, each whole. Set at Create, not by Move. Parameters on disk are read again for
-  // each gather, gradients written and read once a step. >= 0
+  // of the model, each whole. Parameters on disk are read again for each gather, gradients written
+  // and read once a step. >= 0
   int64_t host_parameters_bytes = kAllBytes;
   int64_t host_gradients_bytes = kAllBytes;
   static constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
   // For benches of storage alone: parameters beyond host_parameters_bytes are thrown away instead
   // of written, and units can be acquired for kBackward and kWrite alone, where their values mean
-  // nothing. 16-bit types with an fp32 master.
+  // nothing. 16-bit types with an fp32 master. Set at Create,
+  // not by Move.
   bool drop_parameters = false;
   // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
   // record_elems elements of all states, of gradients and parameters too where those may rest on

@@ -305,15 +305,18 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
     if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
   }
   ZH_ASSIGN_OR_RETURN(
-      records_, Records::Create({.layout = layout_,
-                                 .plan = memory_plan_,
-                                 .options = input_.options.offload,
-                                 .staging = staging,
-                                 .pinned = pinned.ok(),
-                                 .before = before == nullptr ? nullptr : before->records_.get(),
-                                 .move = move,
-                                 .timeout_s = input_.options.communication_timeout_s,
-                                 .books = {&ledger_, input_.options.notice}}));
+      records_,
+      Records::Create({.layout = layout_,
+                       .plan = memory_plan_,
+                       .memory = *memory_,
+                       .options = input_.options.offload,
+                       .staging = staging,
+                       .pinned = pinned.ok(),
+                       .before = before == nullptr ? nullptr : before->records_.get(),
+                       .memory_before = before == nullptr ? nullptr : before->memory_.get(),
+                       .move = move,
+                       .timeout_s = input_.options.communication_timeout_s,
+                       .books = {&ledger_, input_.options.notice}}));
   const SlotPlan& gradients = placement.gradient_slots;
   const SlotPlan& copies = placement.copy_slots;
   const int64_t begin = placement.record_slots.bytes();

@@ -26,17 +26,17 @@ std::string Describe(const Addition& addition, int communicator) {
   return text;
 }
 
-// Parameters and gradients stay where Create has put them.
+// What was thrown away does not come back.
 absl::Status CheckMove(const OffloadOptions& before, const OffloadOptions& after) {
-  const auto away = [](const OffloadOptions& offload) {
-    return std::tuple(offload.host_parameters_bytes, offload.host_gradients_bytes,
-                      offload.drop_parameters);
+  const auto dropped = [](const OffloadOptions& offload) {
+    const bool drops = offload.drop_parameters;
+    return std::tuple(drops, drops ? offload.host_parameters_bytes : 0,
+                      drops && offload.nvme_paths.empty());
   };
-  const bool some = away(before) != away(OffloadOptions());
-  if (away(before) == away(after) && !(some && after.nvme_paths.empty())) return absl::OkStatus();
+  if (dropped(before) == dropped(after)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "Move: host_parameters_bytes, host_gradients_bytes and drop_parameters stay what Create was "
-      "given, and with them some nvme_paths; only optimizer states move");
+      "Move: drop_parameters stays what Create was given, and where it is true so do "
+      "host_parameters_bytes and that there are nvme_paths");
 }
 
 // Over all communicators, as when an engine is made.

@@ -22,8 +22,7 @@ class ModelMemory::Pieces {
     pieces_.push_back({bytes_, [base](std::byte* at) { *base = reinterpret_cast<T*>(at); }});
     bytes_ += base::AlignUp(bytes, 64);
   }
-  absl::Status Allocate(MemoryKind kind, memory::Ledger* ledger,
-                        std::vector<std::shared_ptr<const memory::HostBuffer>>& buffers) {
+  absl::Status Allocate(MemoryKind kind, memory::Ledger* ledger, Buffers& buffers) {
     ZH_ASSIGN_OR_RETURN(memory::HostBuffer buffer,
                         memory::HostBuffer::Allocate(bytes_, kind, ledger));
     for (const Piece& piece : pieces_)
@@ -118,7 +117,8 @@ ModelMemory::ModelMemory(const layout::Layout& layout, const ModelMemory* before
     spaces_ = before->spaces_;
     unit_has_full_sums_ = before->unit_has_full_sums_;
     arenas_ = before->arenas_;
-    buffers_ = before->buffers_;
+    copies_ = before->copies_;
+    gradients_ = before->gradients_;
   }
   spaces_.resize(layout.spaces().size());
   unit_has_full_sums_.resize(layout.units().size(), false);
@@ -128,36 +128,58 @@ absl::Status ModelMemory::Allocate(size_t first, const MemoryPlan& plan, memory:
   for (const layout::FlatSpace& space : layout_.spaces().subspan(first)) {
     if (plan.full_sums && space.dtype != DType::kFloat32) unit_has_full_sums_[space.unit] = true;
   }
-  Pieces copies, gradients;
+  // One buffer has all of a kind, so all are made anew where one changes its tier.
+  const auto from = [&](const std::vector<bool>& on_disk, Array SpaceMemory::*array) {
+    for (size_t i = 0; i < first; ++i) {
+      const Array& shards = spaces_[i].*array;
+      const bool was_on_disk = shards.held && shards.base == nullptr;
+      if (layout_.spaces()[i].held_elems > 0 && on_disk[i] != was_on_disk) return size_t{0};
+    }
+    return first;
+  };
+  ZH_RETURN_IF_ERROR(AllocateCopies(from(plan.placement.copies, &SpaceMemory::copy), plan, ledger));
+  return AllocateGradients(from(plan.placement.gradients, &SpaceMemory::result), plan, ledger);
+}
+
+absl::Status ModelMemory::AllocateCopies(size_t first, const MemoryPlan& plan,
+                                         memory::Ledger* ledger) {
+  if (first == 0) copies_.clear();
+  Pieces pieces;
   for (size_t i = first; i < spaces_.size(); ++i) {
     const layout::FlatSpace& space = layout_.spaces()[i];
-    const layout::UnitPlace& unit = layout_.units()[space.unit];
-    SpaceMemory& memory = spaces_[i];
-    const int64_t held_bytes = space.held_elems * SizeOf(space.dtype);
-    const int64_t held_fp32_bytes = space.held_elems * SizeOf(DType::kFloat32);
-
-    memory.copy.dtype = space.dtype;
-    memory.copy.held = unit.parameters_framed;
-    if (unit.parameters_framed) {
-      if (!plan.placement.copies[i]) copies.Add(held_bytes, &memory.copy.base);
-    } else {
-      memory.copy.base = ParameterAddress(static_cast<int32_t>(i));
-    }
-    if (space.frozen) continue;
-
-    memory.gradient.dtype = memory.result.dtype = space.dtype;
-    if (!unit.gradients_framed) memory.gradient.base = GradientAddress(static_cast<int32_t>(i));
-    memory.sums.resize(plan.sum_levels);
-    for (float*& sum : memory.sums) gradients.Add(held_fp32_bytes, &sum);
-    if (HasFullSums(space.unit))
-      gradients.Add(space.elems * SizeOf(DType::kFloat32), &memory.full_sum.base);
-    memory.result.held = unit.gradients_framed && plan.sum_levels == 0;
-    if (memory.result.held && !plan.placement.gradients[i]) {
-      gradients.Add(held_bytes, &memory.result.base);
+    Array& copy = spaces_[i].copy;
+    copy = {.dtype = space.dtype, .held = layout_.units()[space.unit].parameters_framed};
+    if (!copy.held) {
+      copy.base = ParameterAddress(static_cast<int32_t>(i));
+    } else if (!plan.placement.copies[i]) {
+      pieces.Add(space.held_elems * SizeOf(space.dtype), &copy.base);
     }
   }
-  ZH_RETURN_IF_ERROR(copies.Allocate(MemoryKind::kParameters, ledger, buffers_));
-  ZH_RETURN_IF_ERROR(gradients.Allocate(MemoryKind::kGradients, ledger, buffers_));
+  return pieces.Allocate(MemoryKind::kParameters, ledger, copies_);
+}
+
+absl::Status ModelMemory::AllocateGradients(size_t first, const MemoryPlan& plan,
+                                            memory::Ledger* ledger) {
+  if (first == 0) gradients_.clear();
+  Pieces pieces;
+  for (size_t i = first; i < spaces_.size(); ++i) {
+    const layout::FlatSpace& space = layout_.spaces()[i];
+    const bool framed = layout_.units()[space.unit].gradients_framed;
+    SpaceMemory& memory = spaces_[i];
+    memory.result = {};
+    if (space.frozen) continue;
+    memory.gradient.dtype = memory.result.dtype = space.dtype;
+    if (!framed) memory.gradient.base = GradientAddress(static_cast<int32_t>(i));
+    memory.sums.resize(plan.sum_levels);
+    for (float*& sum : memory.sums) pieces.Add(space.held_elems * SizeOf(DType::kFloat32), &sum);
+    if (HasFullSums(space.unit))
+      pieces.Add(space.elems * SizeOf(DType::kFloat32), &memory.full_sum.base);
+    memory.result.held = framed && plan.sum_levels == 0;
+    if (memory.result.held && !plan.placement.gradients[i]) {
+      pieces.Add(space.held_elems * SizeOf(space.dtype), &memory.result.base);
+    }
+  }
+  ZH_RETURN_IF_ERROR(pieces.Allocate(MemoryKind::kGradients, ledger, gradients_));
   // Where the reduced gradient is not an array of its own, it is the sum's, or the gradient's.
   for (SpaceMemory& memory : std::span(spaces_).subspan(first)) {
     if (!memory.sums.empty()) {

@@ -73,7 +73,9 @@ struct FrameNeeds {
 class ModelMemory {
  public:
   // `layout` and the ledger outlive it. `before` has the generations of units but the last: their
-  // arrays are shared, the last one's are made; null when there is but one. Collective.
+  // arrays are shared, the last one's are made; null when there is but one. To move, `before` has
+  // all of them: arrays of shards that change their tier are made anew, and Records fills them.
+  // Collective.
   // Errors, the same on all ranks: ResourceExhausted with asked and available.
   static absl::StatusOr<std::unique_ptr<ModelMemory>> Create(comm::Communicator& communicator,
                                                              const layout::Layout& layout,
@@ -94,8 +96,12 @@ class ModelMemory {
 
  private:
   ModelMemory(const layout::Layout& layout, const ModelMemory* before);
-  // The arrays of spaces from `first` on.
+  using Buffers = std::vector<std::shared_ptr<const memory::HostBuffer>>;
+
+  // The arrays of spaces from `first` on, and of those before it that change their tier.
   absl::Status Allocate(size_t first, const MemoryPlan& plan, memory::Ledger* ledger);
+  absl::Status AllocateCopies(size_t first, const MemoryPlan& plan, memory::Ledger* ledger);
+  absl::Status AllocateGradients(size_t first, const MemoryPlan& plan, memory::Ledger* ledger);
 
   // Appends `elems` of `bytes` each for a space to the buffer of a kind, which is allocated in one
   // piece when all have asked.
@@ -105,7 +111,8 @@ class ModelMemory {
   std::vector<SpaceMemory> spaces_;
   std::vector<bool> unit_has_full_sums_;
   Arenas arenas_;
-  std::vector<std::shared_ptr<const memory::HostBuffer>> buffers_;
+  Buffers copies_;  // of each generation
+  Buffers gradients_;
 };
 
 }  // namespace zerohold::engine

@@ -86,7 +86,7 @@ void Records::Part::Count(int64_t sign) const {
 absl::StatusOr<std::unique_ptr<Records>> Records::Create(const Input& input) {
   std::unique_ptr<Records> records(new Records(input));
   ZH_RETURN_IF_ERROR(records->AddPart(input));
-  if (input.move) ZH_RETURN_IF_ERROR(records->CopyFrom(*input.before));
+  if (input.move) ZH_RETURN_IF_ERROR(records->CopyFrom(input));
   return records;
 }
 
@@ -379,38 +379,66 @@ absl::Status Records::VisitGradient(int64_t record, bool write, const Visitor& v
       [&](Done done, void* context) { StoreGradient(record, gradient_slot_, done, context); });
 }
 
-// Through memory of its own: both may use the same staging. Parameters and gradients that rest in
-// memory are both's.
-absl::Status Records::CopyFrom(Records& before) {
+absl::Status Records::CopyFrom(const Input& input) {
+  // Shards that are in memory before and after; a frozen space has no records.
+  for (int32_t i = 0; i < std::ssize(input.layout.spaces()); ++i) {
+    const SpaceMemory& from = input.memory_before->space(i);
+    const SpaceMemory& to = input.memory.space(i);
+    const int64_t elems = input.layout.spaces()[i].held_elems;
+    for (Array SpaceMemory::*array : {&SpaceMemory::copy, &SpaceMemory::result}) {
+      const std::byte* const source = (from.*array).base;
+      std::byte* const target = (to.*array).base;
+      if (source == nullptr || target == nullptr || source == target) continue;
+      std::copy_n(source, elems * SizeOf((to.*array).dtype), target);
+    }
+  }
   std::vector<std::byte> values;
-  for (size_t i = 0; i < bytes_.size(); ++i) {
-    const ArrayBytes& bytes = bytes_[i];
-    const bool copies = places_[i].of(Section::kCopy).index >= 0;
-    const auto copy = [&](auto visit, const std::vector<Piece>& pieces) -> absl::Status {
-      int64_t all = 0;
-      for (const Piece& piece : pieces) all += piece.bytes;
-      values.resize(all);
-      const auto move = [&](Records& records, bool write) {
-        return (records.*visit)(static_cast<int64_t>(i), write, [&](const RecordArrays& arrays) {
-          std::byte* at = values.data();
-          for (const Piece& piece : pieces) {
-            std::byte* const there = piece.of(arrays);
-            write ? std::copy_n(at, piece.bytes, there) : std::copy_n(there, piece.bytes, at);
-            at += piece.bytes;
-          }
-        });
-      };
-      ZH_RETURN_IF_ERROR(move(before, false));
-      return move(*this, true);
-    };
-    ZH_RETURN_IF_ERROR(copy(&Records::Visit, {{bytes.master, &MasterOf},
-                                              {bytes.moment1, &Moment1Of},
-                                              {bytes.moment2, &Moment2Of},
-                                              {copies ? bytes.copy : 0, &CopyOf}}));
-    if (places_[i].of(Section::kGradient).index < 0) continue;
-    ZH_RETURN_IF_ERROR(copy(&Records::VisitGradient, {{bytes.copy, &GradientOf}}));
+  for (int64_t i = 0; i < std::ssize(bytes_); ++i) {
+    ZH_RETURN_IF_ERROR(CopyRecord(input, i, values));
   }
   return absl::OkStatus();
+}
+
+// Through memory of its own: both may use the same staging.
+absl::Status Records::CopyRecord(const Input& input, int64_t index,
+                                 std::vector<std::byte>& values) {
+  const layout::Record& record = input.layout.records()[index];
+  const ArrayBytes& bytes = bytes_[index];
+  const auto shard = [&](const Array& array) {
+    return array.held && array.base != nullptr ? array.At(0, record.held_begin) : nullptr;
+  };
+  const auto move = [&](bool to, auto visit, std::span<const Piece> pieces) {
+    Records& records = to ? *this : *input.before;
+    const SpaceMemory& space = (to ? input.memory : *input.memory_before).space(record.space);
+    return (records.*visit)(index, to, [&](const RecordArrays& in_slot) {
+      RecordArrays arrays = in_slot;
+      if (arrays.copy == nullptr) arrays.copy = shard(space.copy);
+      if (arrays.gradient == nullptr) arrays.gradient = shard(space.result);
+      std::byte* at = values.data();
+      for (const Piece& piece : pieces) {
+        std::byte* const there = piece.of(arrays);
+        to ? std::copy_n(at, piece.bytes, there) : std::copy_n(there, piece.bytes, at);
+        at += piece.bytes;
+      }
+    });
+  };
+  const auto copy = [&](auto visit, std::initializer_list<Piece> pieces) -> absl::Status {
+    int64_t all = 0;
+    for (const Piece& piece : pieces) all += piece.bytes;
+    values.resize(all);
+    ZH_RETURN_IF_ERROR(move(false, visit, pieces));
+    return move(true, visit, pieces);
+  };
+  const auto on_disk = [&](Section section) {
+    return places_[index].of(section).index >= 0 ||
+           input.before->places_[index].of(section).index >= 0;
+  };
+  ZH_RETURN_IF_ERROR(copy(&Records::Visit, {{bytes.master, &MasterOf},
+                                            {bytes.moment1, &Moment1Of},
+                                            {bytes.moment2, &Moment2Of},
+                                            {on_disk(Section::kCopy) ? bytes.copy : 0, &CopyOf}}));
+  if (!on_disk(Section::kGradient)) return absl::OkStatus();
+  return copy(&Records::VisitGradient, {{bytes.copy, &GradientOf}});
 }
 
 io::MoverCounters Records::TakeMoved() {

@@ -52,14 +52,16 @@ class Records {
 
   // What it is made of; all of it outlives it, but for `before`: it has the records of all
   // generations of units but the last, which are shared; null when there is but one. To move,
-  // `before` has all of them, and their values are copied.
+  // `before` has all of them, and their values are copied, those of shards in memory too.
   struct Input {
     const layout::Layout& layout;
     const MemoryPlan& plan;
+    const ModelMemory& memory;
     const OffloadOptions& options;
     std::span<std::byte> staging;  // all slots of the plan, those of records first
     bool pinned;                   // staging; what is not is not registered either
     Records* before;
+    const ModelMemory* memory_before;
     bool move;
     double timeout_s;  // of a transfer
     MemoryBooks books;
@@ -149,7 +151,8 @@ class Records {
   absl::Status AllocateHost(const Input& input, Part& part);
   std::vector<int64_t> PlaceSections(const Input& input, Part& part, size_t first);
   absl::Status CreateTier(const Input& input, Part& part);
-  absl::Status CopyFrom(Records& before);
+  absl::Status CopyFrom(const Input& input);
+  absl::Status CopyRecord(const Input& input, int64_t record, std::vector<std::byte>& values);
   void Lease(int64_t record);
   Sections Read(int64_t record) const;  // those that an update starts from
   void Move(int64_t record, Sections sections, io::Direction direction,

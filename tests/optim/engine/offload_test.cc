@@ -191,36 +191,71 @@ TEST_P(EveryForm, MoveChangesNoBit) {
   }
 }
 
-// Where gradients and parameters are on disk too they come along, and are told to stay there.
-TEST_P(EveryForm, MoveTakesAllOfARecord) {
+// So do gradients and parameters, from memory to disk and back, some or all of them.
+TEST_P(EveryForm, MoveTakesGradientsAndParametersToo) {
   const auto [dtype, form] = GetParam();
   EngineOptions options = Options(3);
   options.master = form;
-  std::vector<float> expected;
-  for (const bool moves : {false, true}) {
-    const EngineOptions how = moves ? AllOnDisk(options) : options;
-    Trainer trainer(how, SelfCommunicator(), Model(dtype), SeededValue);
-    trainer.Step(SeededGradient(0, 0));
-    if (moves) {
-      OffloadOptions to = how.offload;
-      EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move({})));
-      to.host_gradients_bytes = 100;
-      EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move(to)));
-      to = how.offload;
-      to.window = 2;
-      to.host_budget_bytes = 9000;
-      const Status moved = trainer.engine().Move(to);
-      ASSERT_TRUE(moved.ok()) << moved;
+  OffloadOptions places[] = {
+      AllOnDisk(options).offload, AllOnDisk(options).offload, {},
+      AllOnDisk(options).offload, OnDisk(options).offload,    AllOnDisk(options).offload};
+  places[1].host_gradients_bytes = 2000;
+  places[1].host_parameters_bytes = 1000;
+  places[1].host_budget_bytes = 9000;
+  places[3].host_budget_bytes = 1 << 20;  // states stay in memory, the rest does not
+  places[5].host_parameters_bytes = 2500;
+  for (const int world : {1, 2}) {
+    std::vector<float> expected;
+    std::mutex mutex;
+    for (const bool moves : {false, true}) {
+      RunRanks(world, [&](int rank, const Communicator& communicator) {
+        Trainer trainer(options, communicator, Model(dtype), SeededValue);
+        std::vector<float> all;
+        for (int step = 0; step < static_cast<int>(std::size(places)); ++step) {
+          SCOPED_TRACE(absl::StrCat("world ", world, ", rank ", rank, ", step ", step));
+          trainer.Step(SeededGradient(rank, step));
+          const Status moved = moves ? trainer.engine().Move(places[step]) : Status();
+          ASSERT_TRUE(moved.ok()) << moved;
+          const MemoryStats memory = trainer.engine().Memory();
+          for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kGradients}) {
+            const int64_t budget = kind == MemoryKind::kParameters
+                                       ? places[step].host_parameters_bytes
+                                       : places[step].host_gradients_bytes;
+            const bool away = moves && budget != OffloadOptions::kAllBytes;
+            EXPECT_EQ(memory.Bytes(Tier::kNvme, kind) > 0, away);
+          }
+          for (const StateKind state : {StateKind::kGradient, StateKind::kMaster}) {
+            for (const ParameterId id : {0, 1, 2, 5}) {
+              const std::vector<float> one = trainer.Read(id, state);
+              all.insert(all.end(), one.begin(), one.end());
+            }
+          }
+        }
+        const std::lock_guard lock(mutex);
+        if (expected.empty()) expected = all;
+        EXPECT_EQ(all, expected);
+      });
     }
-    std::vector<float> all = trainer.Read(1, StateKind::kGradient);
-    for (int step = 1; step < 3; ++step) trainer.Step(SeededGradient(0, step));
-    for (const StateKind state : {StateKind::kMaster, StateKind::kMoment2}) {
-      const std::vector<float> one = trainer.Read(1, state);
-      all.insert(all.end(), one.begin(), one.end());
-    }
-    if (expected.empty()) expected = all;
-    EXPECT_EQ(all, expected);
   }
+}
+
+// What was thrown away does not come back.
+TEST(Offload, MoveOfDroppedParametersIsRefused) {
+  EngineOptions options = AllOnDisk(Options(3));
+  options.offload.drop_parameters = true;
+  Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
+  OffloadOptions to = options.offload;
+  to.host_gradients_bytes = OffloadOptions::kAllBytes;
+  to.window = 2;
+  const Status moved = trainer.engine().Move(to);
+  EXPECT_TRUE(moved.ok()) << moved;
+  to.drop_parameters = false;
+  EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move(to)));
+  to = options.offload;
+  to.host_parameters_bytes = OffloadOptions::kAllBytes;
+  EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move(to)));
+  EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move({})));
+  trainer.Step(SeededGradient(0, 0));
 }
 
 TEST(Offload, MoveIsRefusedInsideAWindowAndToNowhere) {
