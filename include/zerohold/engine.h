@@ -7,10 +7,11 @@
 //   Step()
 //
 // Threads: any thread may call, one call at a time. A forked child has none of the engine's memory,
-// and every call there is FailedPrecondition. Collective calls are made by all ranks in the same
-// order. A call that fails with the caller's mistake has changed nothing. A call that fails because
-// a peer did (Aborted, DeadlineExceeded, Cancelled), and a Step that fails because a disk did,
-// leave the engine failed for good: every later call gives the same status.
+// and every call there but a look-up is FailedPrecondition. Collective calls are made by all ranks
+// in the same order. A call that fails with the caller's mistake has changed nothing. A call that
+// fails because a peer did (Aborted, DeadlineExceeded, Cancelled), a Step or an Acquire that fails
+// because a disk did, and one that this system gives no memory for, leave the engine failed for
+// good: every later call gives the same status.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,8 @@ class ZH_EXPORT Engine {
   // Compares options, parameters and units over the ranks, lays the model out over them, and
   // allocates everything a step needs. All values start at zero: write the first ones under
   // Acquire(kWrite). Collective, blocking. Errors: InvalidArgument naming the field, parameter or
-  // unit; FailedPrecondition naming the first difference between two ranks; NotFound or
+  // unit; FailedPrecondition naming the first difference between two ranks, or a folder of
+  // nvme_paths that lies in memory; NotFound or
   // PermissionDenied naming a folder of nvme_paths; ResourceExhausted with asked, available and the
   // setting; Unavailable for what this system refuses; the same on all ranks.
   //
@@ -49,7 +51,7 @@ class ZH_EXPORT Engine {
   // norm, verdict and failures agreed. A parameter is sharded, reduced and compared over the one
   // that ParameterSpec::communicator names, [0] or some ranks of it. What other ranks list may
   // differ (experts, pipeline stages); ranks that share several communicators list them, and the
-  // units that hold their parameters, in the same order.
+  // units and parameters, in a unit too, in the same order.
   static StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                   std::vector<Communicator> communicators,
                                                   std::vector<ParameterSpec> parameters,
@@ -82,7 +84,9 @@ class ZH_EXPORT Engine {
   // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
   // At stage 3 every rank acquires the same units in the same order.
   // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
-  // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one. A Release that is
+  // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one; ResourceExhausted
+  // naming max_live_parameters_bytes or max_live_gradients_bytes, or what this system has not got;
+  // at stage 3 those of a disk. A Release that is
   // forgotten is an error at stage 3 alone, in Step: elsewhere parameters stay where they are.
   Status Acquire(UnitId unit, AcquireMode mode);
   Status Release(UnitId unit);

@@ -89,13 +89,13 @@ struct OffloadOptions {
   // over ranks, but all ranks give some, or none. None: everything is in host memory.
   std::vector<std::string> nvme_paths;
   // Bytes of optimizer states that this rank keeps in host memory when there are nvme_paths; the
-  // first records of the model. >= 0. It, window, io_engine, faults and rates mean nothing without
-  // nvme_paths.
+  // first records of the model. >= 0. It, window, io_engine, faults, read_rate and write_rate mean
+  // nothing without nvme_paths.
   int64_t host_budget_bytes = 0;
   // The same of its shards of parameters (stage 3; what is not frozen, in units that come in
   // frames) and of reduced gradients (stages 2 and 3; running sums stay in memory): the first units
-  // of the model, each whole. Parameters on disk are read again for each gather, gradients written
-  // and read once a step. >= 0
+  // of the model, what is of one dtype and communicator in a unit always whole. Parameters on disk
+  // are read again for each gather, gradients written and read once a step. >= 0
   int64_t host_parameters_bytes = kAllBytes;
   int64_t host_gradients_bytes = kAllBytes;
   static constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
@@ -113,8 +113,8 @@ struct OffloadOptions {
   bool require_pinned = false;
   IoEngine io_engine = IoEngine::kBest;
   // For tests and benches: faults of the disk, "eio=0.01,short=0.2,seed=7" (zh-stress --help lists
-  // the kinds); rates of reads, of writes and of updates, in bytes of records a second, 0 for their
-  // own. A rate waits, and burns no core.
+  // the kinds); rates of reads, of writes and of updates, in bytes of records a second, 1 or more,
+  // or 0 for their own. A rate waits, and burns no core.
   std::string faults;
   double read_rate = 0.0;
   double write_rate = 0.0;

@@ -27,7 +27,8 @@ struct StepStats {
   double loss_scale = 1.0;     // the one that this step's gradients were scaled by
   // Bytes that this rank sent to others in collectives, since the step before.
   std::array<int64_t, static_cast<int>(Traffic::kCount)> sent_bytes{};
-  // Optimizer records from and to disk, with their headers, since the step before.
+  // Records from and to disk, with the gradients and parameters that rest there and with headers,
+  // since the step before.
   int64_t disk_read_bytes = 0;
   int64_t disk_written_bytes = 0;
   // Time with at least one read, one write, under way.

@@ -130,17 +130,17 @@ Status CheckOffload(const Options& o) {
                  std::to_string(least_stage) + " or more");
     }
   }
+  if (o.offload != "nvme" && o.host_budget_bytes != 0) {
+    return Bad("--host-budget is of states: give --offload nvme, or leave it");
+  }
   if (o.gradients_offload == "nvme" && o.accumulate > 1) {
     return Bad(
         "--gradients-offload nvme: sums of micro-batches stay in memory; give --accumulate 1");
   }
   if (o.UsesDisk()) return absl::OkStatus();
   const std::pair<const char*, bool> of_disk[] = {
-      {"--nvme-path", !o.nvme_paths.empty()},
-      {"--host-budget", o.host_budget_bytes != 0},
-      {"--window", o.window != 0},
-      {"--io-engine", o.io_engine != "best"},
-      {"--require-pinned", o.require_pinned},
+      {"--nvme-path", !o.nvme_paths.empty()},          {"--window", o.window != 0},
+      {"--io-engine", o.io_engine != "best"},          {"--require-pinned", o.require_pinned},
       {"--offload-faults", !o.offload_faults.empty()},
   };
   for (const auto& [flag, given] : of_disk) {

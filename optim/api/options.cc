@@ -117,6 +117,11 @@ Status CheckPlaces(const EngineOptions& options) {
   const bool gradients = offload.host_gradients_bytes != OffloadOptions::kAllBytes;
   ZH_RETURN_IF_ERROR(check("offload.host_parameters_bytes", parameters, 3));
   ZH_RETURN_IF_ERROR(check("offload.drop_parameters", offload.drop_parameters, 3));
+  if (offload.drop_parameters && !parameters) {
+    return absl::InvalidArgumentError(
+        "offload.drop_parameters throws away what is beyond offload.host_parameters_bytes, which "
+        "is all that there is; give less, or leave it false");
+  }
   return check("offload.host_gradients_bytes", gradients, 2);
 }
 
@@ -139,6 +144,9 @@ Status GroupOptions::Validate(UpdateRule rule) const {
 }
 
 Status ScheduleOptions::Validate() const {
+  if (kind > ScheduleKind::kCosine) {
+    return Bad("kind", static_cast<int>(kind), "kConstant (0), kLinear (1) or kCosine (2)");
+  }
   if (warmup_steps < 0) return Bad("warmup_steps", warmup_steps, "0 or more");
   if (kind != ScheduleKind::kConstant && total_steps <= warmup_steps) {
     return Bad("total_steps", total_steps,
@@ -189,12 +197,11 @@ Status OffloadOptions::Validate() const {
   if (io_engine > IoEngine::kThreads) {
     return Bad("io_engine", static_cast<int>(io_engine), "kBest (0), kUring (1) or kThreads (2)");
   }
-  if (!AtLeastZero(read_rate)) return Bad("read_rate", read_rate, "0 (no limit) or more, finite");
-  if (!AtLeastZero(write_rate)) {
-    return Bad("write_rate", write_rate, "0 (no limit) or more, finite");
-  }
-  if (!AtLeastZero(update_rate)) {
-    return Bad("update_rate", update_rate, "0 (no limit) or more, finite");
+  const std::pair<const char*, double> rates[] = {
+      {"read_rate", read_rate}, {"write_rate", write_rate}, {"update_rate", update_rate}};
+  for (const auto& [field, rate] : rates) {
+    const bool valid = rate == 0.0 || (rate >= 1.0 && std::isfinite(rate));
+    if (!valid) return Bad(field, rate, "0 (no limit), or 1 or more, finite");
   }
   return io::ParseFaultSpec(faults).status();
 }

@@ -11,6 +11,14 @@
 #include "src/base/status_macros.h"
 
 namespace zerohold::engine {
+namespace {
+
+// A collective failed, not what it was about.
+bool Broken(const absl::Status& status) {
+  return absl::IsAborted(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+}
+
+}  // namespace
 
 void EngineCore::Submit(Call& call) {
   const telemetry::Span span(trace_, telemetry::Lane::kCalls,
@@ -19,8 +27,10 @@ void EngineCore::Submit(Call& call) {
   executor_->Wait([](void* context) { return static_cast<Call*>(context)->answered.load(); },
                   &call);
   for (const Move& move : call.moves) {
-    absl::Status moved = CarryOut(move);
-    if (call.status.ok()) call.status = std::move(moved);
+    const absl::Status moved = CarryOut(move);
+    if (moved.ok()) continue;
+    call.status.Update(moved);
+    queue_.Push({.kind = Event::Kind::kNotMoved, .status = moved});
   }
 }
 
@@ -55,20 +65,22 @@ absl::Status EngineCore::Stop() {
   // Peers may be waiting for this rank's part of the step: they hear that it does not come, by the
   // verb in flight or else from one that ends at once. Between steps there are gathers ahead of the
   // trainer alone; the peers have issued the same, and they end by themselves.
-  const bool failing = in_flight_ > 0 && !failed_.ok();
-  const bool leaves = in_charge_ && (failing || window_.micro_batches() > 0);
+  const bool alone = !failed_.ok() && !peers_know_;
+  const bool leaves = in_charge_ && (alone || window_.micro_batches() > 0);
   for (const auto* list : {&input_.communicators, &gather_communicators_}) {
     if (!leaves) break;
     for (const auto& communicator : *list) communicator->Cancel(failed_);
   }
   executor_.reset();  // what was posted ends before
-  if (leaves) {
-    for (const auto& communicator : input_.communicators) {
+  own_gather_executor_.reset();
+  for (const auto* list : {&input_.communicators, &gather_communicators_}) {
+    if (!leaves) break;
+    for (const auto& communicator : *list) {
       communicator->AllReduce({"Close"}, {}, {}, {}).IgnoreError();
     }
   }
-  own_gather_executor_.reset();
   update_stream_->Synchronize();
+  if (gradient_spill_ != nullptr) storage_.Update(gradient_spill_->Drain());
   absl::Status status = failed_;
   status.Update(storage_);  // what no step has told yet
   if (in_charge_) status.Update(trace_.Write());
@@ -156,8 +168,16 @@ void EngineCore::Handle(Event& event) {
       if (!fails()) Skip();
       return;
     case Event::Kind::kClosed:
+      peers_know_ = failed_.ok() && !Broken(event.status);  // the verdict of all
       if (!fails()) step_.ClosingDone();
       return;
+    case Event::Kind::kNotMoved:
+      fails();
+      return;
+    case Event::Kind::kSpilled:
+      spilling_ = false;
+      storage_.Update(event.status);
+      return Answer(*std::exchange(quiesce_call_, nullptr), failed_.ok() ? storage_ : failed_);
     case Event::Kind::kStop:
       return;
   }
@@ -185,6 +205,7 @@ void EngineCore::Fail(const absl::Status& status) {
   if (step_call_ != nullptr) Answer(*std::exchange(step_call_, nullptr), failed_);
   if (acquire_call_ != nullptr) Answer(*std::exchange(acquire_call_, nullptr), failed_);
   if (held_call_ != nullptr) Answer(*std::exchange(held_call_, nullptr), failed_);
+  if (std::exchange(access_due_, false)) Answer(*std::exchange(access_call_, nullptr), failed_);
 }
 
 bool EngineCore::Overlaps() const {
@@ -330,28 +351,26 @@ void EngineCore::AnswerAccess(const absl::Status& status) {
   // A core that is not replaced goes on, unless its communicators are broken. A record that cannot
   // be read or written is lost, which only the ranks of its communicator know so far.
   const bool extends = access_call_->kind == Call::Kind::kExtend;
-  const bool broken =
-      absl::IsAborted(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+  const bool broken = Broken(status);
   const bool refused = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status);
   if (broken) Fail(status);
   if (!broken && !refused && !extends) storage_.Update(status);
   Call& call = *std::exchange(access_call_, nullptr);
   if (status.ok() && call.kind == Call::Kind::kWrite) {
-    const UnitId unit = layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit;
-    residency_.Invalidate(unit);
-    Remember(unit);
-  }
-  if (status.ok() && call.kind == Call::Kind::kExtend) {
-    quiesce_call_ = &call;  // prefetches may be on their way
-    return;
+    Remember(layout_.spaces()[layout_.PlaceOf(call.parameter).space].unit);
   }
   Answer(call, status);
 }
 
+// Gradients on their way to disk are the reduction thread's.
 void EngineCore::AnswerQuiesceIfQuiet() {
-  if (quiesce_call_ == nullptr || applying_ || in_flight_ > 0 || accumulating_ > 0 || moving_ > 0)
-    return;
-  Answer(*std::exchange(quiesce_call_, nullptr), failed_.ok() ? storage_ : failed_);
+  if (quiesce_call_ == nullptr || spilling_) return;
+  if (applying_ || in_flight_ > 0 || accumulating_ > 0 || moving_ > 0) return;
+  if (gradient_spill_ == nullptr || !failed_.ok()) {
+    return Answer(*std::exchange(quiesce_call_, nullptr), failed_.ok() ? storage_ : failed_);
+  }
+  spilling_ = true;
+  executor_->Post({&RunSpilled, this, 0});
 }
 
 EngineCore::Issue& EngineCore::NewIssue(int index) {

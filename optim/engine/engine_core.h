@@ -111,6 +111,8 @@ class EngineCore : private StepActions {
       kAccumulated,   // a unit's gradients, into their fp32 sums
       kBlamed,        // the first parameter that is not finite
       kClosed,        // the second agreement
+      kNotMoved,      // a unit's memory is not where it was to be
+      kSpilled,       // gradients on their way to disk have arrived
       kStop
     };
     Kind kind = Kind::kStop;
@@ -222,6 +224,7 @@ class EngineCore : private StepActions {
   static void RunAccess(void* self, int64_t);
   static void RunBlame(void* self, int64_t);
   static void RunClosing(void* self, int64_t);
+  static void RunSpilled(void* self, int64_t);
   absl::Status Collective(const Issue& issue);
   absl::Status ReduceScatter(const Issue& issue, const layout::Bucket& bucket);
   absl::Status AllGather(const Operation& operation, const layout::Bucket& bucket);
@@ -279,10 +282,12 @@ class EngineCore : private StepActions {
   std::vector<int64_t> space_steps_;  // updates of each flat space so far
   int64_t applied_steps_ = 0;
   absl::Status failed_;
+  bool peers_know_ = false;       // all ranks agreed on it
   Call* step_call_ = nullptr;     // waiting for its step
   Call* access_call_ = nullptr;   // waiting for its read or write
   Call* acquire_call_ = nullptr;  // waiting for gathers and for room
   Call* quiesce_call_ = nullptr;
+  bool spilling_ = false;      // it waits for gradients to arrive on disk
   Call* held_call_ = nullptr;  // see MayGoOn
   bool applying_ = false;      // a step that was answered goes on
   bool stopping_ = false;

@@ -300,10 +300,10 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
   const Placement& placement = memory_plan_.placement;
   const std::span<std::byte> staging = Staging(0, placement.staging_bytes());
   const absl::Status pinned = staging::Pin(staging);
-  if (before == nullptr || before->memory_->arenas().staging != memory_->arenas().staging) {
-    if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
-    if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
-  }
+  if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
+  const bool said =
+      before != nullptr && before->memory_->arenas().staging == memory_->arenas().staging;
+  if (!pinned.ok() && !said) input_.options.notice(std::string(pinned.message()));
   ZH_ASSIGN_OR_RETURN(
       records_,
       Records::Create({.layout = layout_,

@@ -69,12 +69,14 @@ absl::Status EngineCore::Extend(std::unique_ptr<EngineCore>& core, const Additio
 absl::Status EngineCore::CheckExtend() const {
   ZH_RETURN_IF_ERROR(storage_);  // a record that is lost is not forgotten
   if (window_.micro_batches() > 0) {
-    return absl::FailedPreconditionError("a micro-batch is open; call Step first");
+    return absl::FailedPreconditionError(
+        "AddUnits or Move: a micro-batch is open; call Step first");
   }
   const UnitId acquired = window_.FirstAcquired();
   if (acquired >= 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("unit ", input_.units[acquired].name, " is still acquired; Release it first"));
+    return absl::FailedPreconditionError(absl::StrCat("AddUnits or Move: unit ",
+                                                      input_.units[acquired].name,
+                                                      " is still acquired; Release it first"));
   }
   return CheckCopies("AddUnits or Move");
 }

@@ -157,10 +157,19 @@ absl::Status EngineCore::GatherUnit(Issue& issue) {
           gather_pieces_));
     }
     coherence_.Remember(i, copy);
-    // All took part, and none goes on with what one could not read.
-    if (CopiesMayBeAway()) ZH_RETURN_IF_ERROR(comm::Agree(GatherCommunicatorOf(i), read));
   }
-  return absl::OkStatus();
+  // All took part, and none goes on with what one could not read; over each communicator once, and
+  // who hears it in one tells it in the next.
+  for (int i = unit.first_space; i < unit.last_space && CopiesMayBeAway(); ++i) {
+    comm::Communicator& communicator = GatherCommunicatorOf(i);
+    bool again = false;
+    for (int before = unit.first_space; before < i; ++before) {
+      again |= &GatherCommunicatorOf(before) == &communicator;
+    }
+    absl::Status told = again ? absl::OkStatus() : comm::Agree(communicator, read);
+    if (!told.ok()) read = std::move(told);
+  }
+  return read;
 }
 
 // This rank's shard of a bucket, unless it came from disk.
@@ -268,7 +277,11 @@ absl::Status EngineCore::Access(Call& call) {
   const int64_t begin = place.range.begin + call.begin;
   const StateRange what{call.state, place.space, {begin, begin + elems}};
   if (read) return access_->Read(communicator, what, call.out);
-  return comm::Agree(communicator, access_->Write(what, call.values));
+  // Every rank has the values, so a copy of all of them that is here needs no gather.
+  const UnitId unit = layout_.spaces()[place.space].unit;
+  const bool here = !layout_.units()[unit].parameters_framed || residency_.ExtentOf(unit);
+  return comm::Agree(communicator,
+                     access_->Write(what, call.values, here ? Copy(place.space) : nullptr));
 }
 
 void EngineCore::RunBlame(void* self, int64_t) {
@@ -307,6 +320,11 @@ void EngineCore::RunClosing(void* self, int64_t) {
   auto& core = *static_cast<EngineCore*>(self);
   core.queue_.Push(
       {.kind = Event::Kind::kClosed, .status = comm::Agree(core.communicator_, core.storage_)});
+}
+
+void EngineCore::RunSpilled(void* self, int64_t) {
+  auto& core = *static_cast<EngineCore*>(self);
+  core.queue_.Push({.kind = Event::Kind::kSpilled, .status = core.gradient_spill_->Wait()});
 }
 
 void EngineCore::Moved(void* context, absl::Status status) {

@@ -31,7 +31,7 @@ void GradientFrames::Issued(UnitId unit, int64_t reductions) {
 void GradientFrames::Done(UnitId unit) {
   const auto busy = std::find_if(busy_.begin(), busy_.end(),
                                  [&](const Busy& other) { return other.unit == unit; });
-  if (busy == busy_.end()) return;  // it took part as zero
+  if (busy == busy_.end()) return;  // its gradients stay
   if (--busy->reductions == 0) busy_.erase(busy);
 }
 

@@ -74,12 +74,16 @@ void GradientSpill::Stored(void* context, absl::Status status) {
   spill.came_back_.notify_all();
 }
 
-// A record that was begun in a step that failed goes no further.
+absl::Status GradientSpill::Wait() {
+  const int kept = begun_ == nullptr ? 0 : 1;
+  std::unique_lock lock(mutex_);
+  came_back_.wait(lock, [&] { return pool_.free_slots() + kept == pool_.slots(); });
+  return std::exchange(status_, absl::OkStatus());
+}
+
 absl::Status GradientSpill::Drain() {
   if (begun_ != nullptr) std::exchange(begun_, nullptr)->lease.Release();
-  std::unique_lock lock(mutex_);
-  came_back_.wait(lock, [this] { return pool_.free_slots() == pool_.slots(); });
-  return std::exchange(status_, absl::OkStatus());
+  return Wait();
 }
 
 }  // namespace zerohold::engine

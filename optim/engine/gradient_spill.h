@@ -2,7 +2,7 @@
 // slots of staging, and each goes when it is whole. Never more of them are in memory than there are
 // slots.
 //
-// Threads: Land and Drain on the thread of reductions, which may wait; slots come back on the
+// Threads: Land, Wait and Drain on the thread of reductions, which may wait; slots come back on the
 // thread of I/O. Invariants:
 //  1. Buckets of a space land in order, all of them in a step, before another space's: so one
 //     record at most is begun and not whole.
@@ -40,7 +40,9 @@ class GradientSpill {
   // Where this rank's reduced shard of a bucket is put for Land.
   std::byte* shard() const { return static_cast<std::byte*>(shard_.data()); }
   void Land(const layout::Bucket& bucket);
-  // Waits until what has landed is on disk. The first error since the last Drain.
+  // Waits until the records that are whole are on disk. The first error since the last time.
+  absl::Status Wait();
+  // The same; and one that was begun in a step that failed goes no further.
   absl::Status Drain();
 
  private:

@@ -43,10 +43,11 @@ class ModelMemory::Pieces {
 namespace {
 
 // Two of the largest, so that one comes while the other is used. What a unit uses may lie in the
-// middle for long, so that there must be room for a unit on either side.
-int64_t FrameBytes(int64_t asked, int64_t largest, const std::vector<int64_t>& needs) {
+// middle for long, so that there must be room for a unit on either side. More than `all` is of no
+// use.
+int64_t FrameBytes(int64_t asked, int64_t largest, int64_t all, const std::vector<int64_t>& needs) {
   if (largest == 0) return 0;
-  if (asked > 0) return asked / base::kFrameBytes * base::kFrameBytes;
+  if (asked > 0) return std::min(asked / base::kFrameBytes * base::kFrameBytes, all);
   const int64_t most = std::ranges::max(needs);
   return most > largest ? most + 2 * largest : 2 * largest;
 }
@@ -74,15 +75,21 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
   plan.sums_in_place = plain && all_fp32;
   plan.full_sums = accumulates && plain && !all_fp32;
   const FrameNeeds needs(layout, units);
-  plan.parameter_frame_bytes = FrameBytes(options.max_live_parameters_bytes,
-                                          layout.max_framed_parameter_bytes(), needs.parameters);
-  plan.gradient_frame_bytes = FrameBytes(options.max_live_gradients_bytes,
-                                         layout.max_framed_gradient_bytes(), needs.gradients);
+  plan.parameter_frame_bytes =
+      FrameBytes(options.max_live_parameters_bytes, layout.max_framed_parameter_bytes(),
+                 needs.all_parameters, needs.parameters);
+  plan.gradient_frame_bytes =
+      FrameBytes(options.max_live_gradients_bytes, layout.max_framed_gradient_bytes(),
+                 needs.all_gradients, needs.gradients);
   plan.placement = Place(options, layout, plan.sum_levels == 0);
   return plan;
 }
 
 FrameNeeds::FrameNeeds(const layout::Layout& layout, std::span<const UnitSpec> units) {
+  for (const layout::UnitPlace& unit : layout.units()) {
+    if (unit.parameters_framed) all_parameters += unit.parameter_bytes.size();
+    if (unit.gradients_framed) all_gradients += unit.gradient_bytes.size();
+  }
   const Window window(units, std::vector<bool>(units.size(), false));
   for (size_t i = 0; i < units.size(); ++i) {
     parameters.push_back(0);

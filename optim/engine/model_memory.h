@@ -52,8 +52,8 @@ struct MemoryPlan {
   bool moment1 = true;
   bool moment2 = true;
   MasterForm master = MasterForm::kFloat32;
-  bool full_sums =
-      false;  // gradients of units with 16-bit types are summed in fp32 before one reduction
+  // Gradients of units with 16-bit types are summed in fp32 before one reduction.
+  bool full_sums = false;
   int sum_levels = 0;          // running sums of reductions; 0 for one reduction a step
   bool sums_in_place = false;  // gradients are their own sums: any number of micro-batches
   int64_t parameter_frame_bytes = 0;
@@ -68,6 +68,8 @@ struct FrameNeeds {
   FrameNeeds(const layout::Layout& layout, std::span<const UnitSpec> units);
   std::vector<int64_t> parameters;
   std::vector<int64_t> gradients;
+  int64_t all_parameters = 0;  // of all units at once
+  int64_t all_gradients = 0;
 };
 
 class ModelMemory {

@@ -50,7 +50,6 @@ class Residency {
   // Units that the route expects next, as far as frames reach.
   void Prefetch(std::vector<Gather>* gathers);
   // Values have changed: frames that are not pinned are empty.
-  void Invalidate(UnitId unit);
   void InvalidateAll();
 
   bool Pinned(UnitId unit) const { return states_[unit].pins > 0; }
@@ -69,6 +68,7 @@ class Residency {
   std::optional<memory::Extent> FindRoom(UnitId unit, int64_t distance);
   // The unpinned unit that is needed last; -1 for none that is needed later than `distance`.
   UnitId Victim(int64_t distance) const;
+  void Invalidate(UnitId unit);  // see InvalidateAll
   void Drop(UnitId unit);
 
   const layout::Layout& layout_;

@@ -173,12 +173,12 @@ absl::StatusOr<bool> StateAccess::GradientFinite(int32_t index, layout::Range ra
   return finite;
 }
 
-absl::Status StateAccess::Write(const StateRange& what, std::span<const float> values) const {
-  const SpaceMemory& space = memory_.space(what.space);
-  // Every rank has the values, so the copies of others' masters need no gather.
-  const bool everyone = what.state == StateKind::kMaster && !space.copy.held;
-  const kernels::WeightForm form = Form(what.space);
-  if (everyone) SetCopy(values, form, space.copy.At(what.range.begin, 0));
+absl::Status StateAccess::Write(const StateRange& what, std::span<const float> values,
+                                std::byte* full_copy) const {
+  if (what.state == StateKind::kMaster && full_copy != nullptr) {
+    const DType dtype = memory_.space(what.space).copy.dtype;
+    SetCopy(values, Form(what.space), full_copy + what.range.begin * SizeOf(dtype));
+  }
   return VisitParts(what, true, [&](const Part& part, const RecordArrays& arrays) {
     WritePart(what, part, arrays, values.data() + part.range.begin - what.range.begin);
   });

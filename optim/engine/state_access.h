@@ -1,5 +1,5 @@
 // Reads and writes any element range of any state, wherever and in whatever form its owners hold
-// it.
+// it. Of records on disk that may fail, as Records::Visit says.
 //
 // Threads: one at a time, between steps.
 #pragma once
@@ -35,10 +35,10 @@ class StateAccess {
   // Fills `out` on every rank. Collective.
   absl::Status Read(comm::Communicator& communicator, const StateRange& what,
                     std::span<float> out) const;
-  // Reads and writes of records on disk may fail, as Records::Visit says.
-  // Takes this rank's part of `values`, which are the same on every rank; a master's copies are
-  // rounded anew.
-  absl::Status Write(const StateRange& what, std::span<const float> values) const;
+  // Takes this rank's part of `values`, which are the same on every rank. Of a master, all go into
+  // `full_copy` too, rounded: the space's whole copy where it is now, or null.
+  absl::Status Write(const StateRange& what, std::span<const float> values,
+                     std::byte* full_copy) const;
   // The masters, and what is held of the copies, become what `full`, the whole space in its dtype,
   // says. It may be the copy itself.
   absl::Status Adopt(int32_t space, const std::byte* full) const;

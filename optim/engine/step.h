@@ -1,18 +1,17 @@
 // The interpreter of a step's plan: a state machine without a thread, a clock or a buffer. The
 // engine thread pumps it; tests pump it with completions in any order.
 //
-// Threads: one owner.
 // Reductions come in rounds: one for the step, or one for each micro-batch. A round that
 // accumulates runs the kReduce operations; the final one the kFinish ones too, right behind them; a
 // flush those alone. Records that rest elsewhere are fetched from the last round on, as many at a
 // time as the window has slots, in the order of their updates; what was fetched for nothing (a
-// skip, an absent gradient) is dropped unwritten. Invariants:
-//  1. An operation starts once in a round (kApply: in a step), and only when all that it waits for
-//  is done; of
-//     one lane, in plan order.
+// skip, an absent gradient) is dropped unwritten.
+//
+// Threads: one owner. Invariants:
+//  1. An operation starts once in a round (kApply: in a step), when all that it waits for is done,
+//     and in its lane in the plan's order.
 //  2. The agreement starts when the last round is done and Step was called; no kApply operation
-//  starts before
-//     its verdict.
+//     starts before its verdict.
 //  3. Updates, stores and gathers of flat spaces that no rank has a gradient for count as done
 //     without starting, as do all of them on a skip.
 //  4. Each fetch that starts is followed by one store, or one drop, of its record.
@@ -56,9 +55,6 @@ class Step {
   void UnitReady(UnitId unit);
   // Nothing more will be reported in this round: all units are ready.
   void CloseRound();
-  bool RoundClosed() const {
-    return next_in_lane_[kReductionLane] == lanes_[kReductionLane].size();
-  }
   // Step was called. Requires: the final round or the flush has begun, and CloseRound was called.
   void Request() { requested_ = true; }
   // `apply` false drops what is to come; `present` (one per flat space) says which have
@@ -89,6 +85,9 @@ class Step {
   static constexpr size_t kMaxUpdatesInFlight = 64;
 
   static LaneId LaneOf(const Operation& operation);
+  bool RoundClosed() const {
+    return next_in_lane_[kReductionLane] == lanes_[kReductionLane].size();
+  }
   bool MayStart(const Operation& operation) const;
   bool Dropped(const Operation& operation) const;
   void Advance(LaneId lane);

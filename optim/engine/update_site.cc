@@ -107,7 +107,9 @@ void UpdateSite::Update(int64_t record, int64_t step) {
 
 // As a processor of the set rate would take, one record after the other.
 void UpdateSite::Throttle(int64_t record, int64_t begin_ns) {
-  const double seconds = static_cast<double>(state_bytes_[record]) / update_rate_;
+  constexpr double kLongest = 1e9;  // seconds
+  const double seconds =
+      std::min(static_cast<double>(state_bytes_[record]) / update_rate_, kLongest);
   free_ns_ = std::max(free_ns_, begin_ns) + static_cast<int64_t>(seconds * 1e9);
   const int64_t left_ns = free_ns_ - telemetry::NowNs();
   if (left_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left_ns));

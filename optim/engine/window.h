@@ -44,9 +44,7 @@ class Window {
   // this micro-batch.
   void CountAsAbsent(UnitId unit) { states_[unit].absent = true; }
 
-  // Whether every unit that was acquired for backward in this micro-batch has reported.
-  absl::Status CheckReports(const char* call) const;
-  // What Step needs besides.
+  // A micro-batch was begun, and every unit that was acquired for backward in it has reported.
   absl::Status CheckStep() const;
   // Some report of this window says that the unit, or a parameter of it that another uses, has a
   // gradient.
@@ -89,6 +87,7 @@ class Window {
   };
 
   absl::Status CheckUnit(UnitId unit, const char* call) const;
+  absl::Status CheckReports(const char* call) const;
   absl::Status CheckUnreported(UnitId unit, const char* call) const;
   void Report(UnitId unit, bool present, std::vector<UnitId>* ready);
 

@@ -92,7 +92,7 @@ TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
       {{"--offload", "disk"}, "--offload disk is unknown", "none, host or nvme"},
       {{"--offload", "nvme"}, "--offload nvme needs a folder", "give --nvme-path"},
       {{"--nvme-path", "/tmp"}, "--nvme-path is of disks", "give --offload nvme"},
-      {{"--host-budget", "1GiB"}, "--host-budget is of disks", "give --offload nvme"},
+      {{"--host-budget", "1GiB"}, "--host-budget is of states", "give --offload nvme"},
       {{"--offload", "host", "--window", "3"}, "--window is of disks", "give --offload nvme"},
       {{"--require-pinned"}, "--require-pinned is of disks", "give --offload nvme"},
       {{"--offload-faults", "eio=1"}, "--offload-faults is of disks", "give --offload nvme"},

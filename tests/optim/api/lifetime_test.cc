@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
+#include <latch>
 #include <thread>
 
 #include "tests/support/ranks.h"
@@ -158,6 +160,32 @@ TEST(Lifetime, CloseInTheMiddleOfAWindow) {
 }
 
 // A model without anything to update: its steps do nothing.
+// Who closes at stage 3 and keeps the engine leaves nobody waiting for its part of a gather.
+TEST(Lifetime, CloseInTheMiddleOfAWindowEndsPeersAcquires) {
+  std::latch told(1);
+  RunRanks(2, [&](int rank, const Communicator& ranks) {
+    EngineOptions options = OptionsOfStage(3);
+    options.communication_timeout_s = 60;
+    const auto begin = std::chrono::steady_clock::now();
+    Trainer trainer(options, ranks, TensorsInUnits({3000, 3000, 3000}), Constant(1));
+    Engine& engine = trainer.engine();
+    trainer.Step(Gradients({{1}, {1}, {1}}));
+    ASSERT_TRUE(engine.BeginMicroBatch().ok());
+    if (rank == 0) {
+      EXPECT_TRUE(engine.Close().ok());
+      return told.wait();
+    }
+    Status status;
+    for (UnitId unit = 0; unit < 3 && status.ok(); ++unit) {
+      status = engine.Acquire(unit, AcquireMode::kForward);
+      if (status.ok()) status = engine.Release(unit);
+    }
+    told.count_down();
+    EXPECT_THAT(Text(status), HasSubstr("rank 0"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
+  });
+}
+
 TEST(Lifetime, ModelsWithoutWork) {
   RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {
     options.clip_grad_norm = 1.0;

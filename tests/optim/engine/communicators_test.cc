@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -285,6 +286,57 @@ TEST(Communicators, ARecordThatAFewRanksLostEndsTheNextStepOnAll) {
 }
 
 // Room that holds all units on one rank and two on another: what they share is gathered alike.
+// Of a unit with parameters of both kinds, which is in its frame: what some ranks write to theirs
+// makes no rank gather alone.
+TEST(Communicators, AWriteByAFewRanksToAUnitThatAllHold) {
+  RunPairs([](int rank, const std::vector<Communicator>& communicators) {
+    EngineOptions options = Options(3);
+    options.communication_timeout_s = 10;
+    ModelSpec model = WithExpert("expert" + std::to_string(rank % 2));
+    model.units = {{"mixed", {"dense", model.parameters[2].name, "gate"}, {}}};
+    Trainer trainer(options, communicators, model, FirstOf(rank));
+    Engine& engine = trainer.engine();
+    const std::vector<float> values(700, 0.25f);
+    for (const StateKind state : {StateKind::kMaster, StateKind::kMoment2}) {
+      if (rank % 2 == 1) {
+        const Status written = engine.Write(2, state, 0, values);
+        EXPECT_TRUE(written.ok()) << written;
+      }
+      const Status acquired = engine.Acquire(0, AcquireMode::kEvaluate);
+      ASSERT_TRUE(acquired.ok()) << acquired;
+      const float expected = rank % 2 == 1 ? 0.25f : FirstOf(rank)(2, 699);
+      EXPECT_EQ(trainer.Values(2)[699], expected);
+      EXPECT_EQ(trainer.Values(0)[7], FirstOf(rank)(0, 7));
+      EXPECT_TRUE(engine.Release(0).ok());
+    }
+    trainer.Step(OfRank(rank, 0));
+  });
+}
+
+// A unit's shard of an expert is lost on one rank: those of its other parameters hear of it too, in
+// the gather or at the end.
+TEST(Communicators, AShardThatOneRankCannotReadLeavesNobodyWaiting) {
+  RunPairs([](int rank, const std::vector<Communicator>& communicators) {
+    EngineOptions options = Options(3);
+    options.communication_timeout_s = 60;
+    options.offload.nvme_paths = {std::filesystem::current_path()};
+    options.offload.host_parameters_bytes = 0;
+    if (rank == 0) options.offload.faults = "eio=1,first=60";
+    ModelSpec model = WithExpert("expert" + std::to_string(rank % 2));
+    model.units = {{"mixed", {model.parameters[2].name, "dense", "gate"}, {}}};
+    const auto begin = std::chrono::steady_clock::now();
+    Trainer trainer(options, communicators, model, FirstOf(rank));
+    Status status;
+    for (int step = 0; step < 50 && status.ok(); ++step) {
+      status = trainer.TryStep(OfRank(rank, step)).status();
+    }
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("rank 0"));
+    EXPECT_FALSE(trainer.engine().Close().ok());
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
+  });
+}
+
 TEST(Communicators, ExpertsOfOtherSizesInTightFrames) {
   std::vector<float> expected;
   std::mutex mutex;

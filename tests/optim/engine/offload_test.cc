@@ -258,6 +258,26 @@ TEST(Offload, MoveOfDroppedParametersIsRefused) {
   trainer.Step(SeededGradient(0, 0));
 }
 
+// A call that waits for gathers ahead, one of which finds its shard lost, is told so.
+TEST(Offload, ALostShardEndsTheCallThatWaitsForIt) {
+  EngineOptions options = AllOnDisk(Options(3));
+  options.offload.read_rate = 200e3;  // reads ahead are still under way
+  options.max_live_parameters_bytes = 3 * (int64_t{2} << 20);
+  options.offload.faults = "eio=1,first=18";
+  Trainer trainer(options, SelfCommunicator(), TensorsInUnits({20000, 20000, 20000}), Constant(1));
+  Engine& engine = trainer.engine();
+  Status status;
+  std::vector<float> values(10);
+  for (int pass = 0; pass < 20 && status.ok(); ++pass) {
+    for (UnitId unit = 0; unit < 3 && status.ok(); ++unit) {
+      status = engine.Acquire(unit, AcquireMode::kEvaluate);
+      if (status.ok()) status = engine.Release(unit);
+      if (status.ok()) status = engine.Read(2, StateKind::kMoment1, 0, values);
+    }
+  }
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("Input/output error"));
+}
+
 TEST(Offload, MoveIsRefusedInsideAWindowAndToNowhere) {
   RunRanks(2, [](int rank, const Communicator& communicator) {
     Trainer trainer(Options(1), communicator, Model(DType::kFloat32), SeededValue);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "tests/support/ranks.h"
 #include "tests/support/trainer.h"
@@ -212,6 +213,19 @@ TEST(Shapes, AUnitNeedsRoomForWhatItUses) {
     for (int step = 0; step < 2; ++step) {
       EXPECT_TRUE(trainer.Step(Gradients({{1.0f}, {1.0f}, {1.0f}, {1.0f}})).applied);
     }
+  });
+}
+
+// More room than all units need is not taken, however much is allowed.
+TEST(Shapes, RoomWithoutALimit) {
+  RunRanks(2, [](int, const Communicator& ranks) {
+    EngineOptions options = OptionsOfStage(3);
+    options.max_live_parameters_bytes = std::numeric_limits<int64_t>::max();
+    options.max_live_gradients_bytes = int64_t{1} << 60;
+    Trainer trainer(options, ranks, TensorsInUnits({700, 700, 700}), Constant(1));
+    EXPECT_EQ(trainer.engine().Memory().Bytes(Tier::kHost, MemoryKind::kFrames),
+              2 * 3 * (int64_t{2} << 20));
+    EXPECT_TRUE(trainer.Step(Gradients({{1}, {1}, {1}})).applied);
   });
 }
 
