@@ -31,7 +31,8 @@
 namespace zerohold {
 
 // What a unit is acquired for. kEvaluate is a forward pass that no backward pass follows; kWrite
-// lets the trainer write the parameters (first values, loaded weights).
+// lets the trainer write its own parameters (first values, loaded weights): a master becomes what
+// was written, widened; Write(kMaster) gives it exactly.
 enum class AcquireMode : uint8_t { kForward, kBackward, kEvaluate, kWrite };
 
 // A state of a parameter that Read and Write reach. kGradient is the reduced one of the last step.
@@ -42,8 +43,8 @@ class ZH_EXPORT Engine {
   // Compares options, parameters and units over the ranks, lays the model out over them, and
   // allocates everything a step needs. All values start at zero: write the first ones under
   // Acquire(kWrite). Collective, blocking. Errors: InvalidArgument naming the field, parameter or
-  // unit; FailedPrecondition naming the first difference between two ranks, or a folder of
-  // nvme_paths that lies in memory; NotFound or
+  // unit; FailedPrecondition naming the first difference between two ranks, a folder of
+  // nvme_paths that lies in memory, or a communicator that another engine has; NotFound or
   // PermissionDenied naming a folder of nvme_paths; ResourceExhausted with asked, available and the
   // setting; Unavailable for what this system refuses; the same on all ranks.
   //
@@ -100,7 +101,8 @@ class ZH_EXPORT Engine {
   // micro-batch. Whoever says nothing means the same, but is believed only at the next
   // BeginMicroBatch or Step: reductions of the unit, and of those before it in the list, wait until
   // then. At stage 3 others may wait for them in Acquire, in the time of a backward pass, so call
-  // it there for every unit that some rank may report. Neither blocks.
+  // it there for every unit that some rank may report, and where they report it: before the unit's
+  // Release, as GradReady is called. Neither blocks.
   Status GradAbsent(UnitId unit);
 
   // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that

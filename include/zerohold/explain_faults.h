@@ -6,9 +6,10 @@
 
 namespace zerohold {
 
-// From now on a fault at the address of a parameter or gradient that is not acquired prints one
-// line on stderr, parameter, unit and call, before it goes the way it would have gone: to the
-// SIGSEGV handler that is there now, or to the default action. Changes the whole process, and for
+// From now on a fault at the address of a parameter (stage 3) or gradient (stages 2 and 3) that is
+// not acquired prints one line on stderr, parameter, unit and call, before it goes the way it would
+// have gone: to the SIGSEGV handler that is there now, or to the default action. What stays in
+// memory between acquires, at lower stages, gives no fault. Changes the whole process, and for
 // good; later calls do nothing. Install handlers of your own before it, or hand on to it what is
 // not yours.
 //

@@ -71,8 +71,8 @@ struct LossScaleOptions {
   int64_t hysteresis = 1;          // skips, since it last grew or shrank, before it shrinks; >= 1
   double floor = 1.0;              // it never shrinks below; as initial, and at most cap
   double cap = 0x1p127;            // it never grows above; as initial
-  // Skips in a row after which Step fails with FailedPrecondition, naming the first parameter whose
-  // gradient is not finite; 0 never does. >= 0
+  // Skips in a row, with a scale or without, after which Step fails with FailedPrecondition, naming
+  // the first parameter whose gradient is not finite; 0 never does. >= 0
   int64_t max_skips = 100;
 
   ZH_EXPORT Status Validate() const;
@@ -150,12 +150,13 @@ struct EngineOptions {
   bool reproducible = false;
 
   // Stage 3: bytes of gathered parameters on this rank at one time; stages 2 and 3: bytes of
-  // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages; 0 takes
-  // room for the two largest, and for what is used besides. More lets more gathers and reductions
-  // run ahead. Stage 3, where some ranks report a unit that others leave out: the others say so
-  // (GradAbsent), or this is room for the gradients of all units; else who has none left waits for
-  // the others' part in a reduction while they wait for it to acquire what comes next, until
-  // communication_timeout_s ends both.
+  // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages, each in
+  // one piece (who gives no more may be told ResourceExhausted where tied units lie between); 0
+  // takes room for the two largest, and for what is used besides. More lets more gathers and
+  // reductions run ahead. Stage 3, where some ranks report a unit that others leave out: the others
+  // say so (GradAbsent), or this is room for the gradients of all units; else who has none left
+  // waits for the others' part in a reduction while they wait for it to acquire what comes next,
+  // until communication_timeout_s ends both.
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
   // Stage 3: units of fewer elements stay gathered.

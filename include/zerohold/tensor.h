@@ -48,7 +48,10 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;                     // not empty, unique
   std::vector<std::string> parameters;  // names, in the order in which they shall lie in memory
-  std::vector<std::string> uses;        // parameters of other units that this one uses too (tied)
+  // Parameters of other units that this one uses too (tied): there with it in every mode of
+  // Acquire, written by their own unit's kWrite alone. Gradients of both are added in one memory,
+  // which the first kBackward of any of them zeroes, and are final when all of them have reported.
+  std::vector<std::string> uses;
 };
 
 // Memory of one parameter's values or gradient, row-major and dense. The address is a multiple of

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "optim/engine/engine_core.h"
+#include "src/base/check.h"
 #include "src/base/status_macros.h"
 
 namespace zerohold {
@@ -50,6 +51,10 @@ class Engine::Impl {
     return absl::FailedPreconditionError(
         absl::StrCat("the engine belongs to process ", pid, ", and this is process ", here,
                      ", forked from it; call the engine there, or create one here after the fork"));
+  }
+
+  void RequireParameter(ParameterId id) const {
+    ZH_CHECK(id >= 0 && id < std::ssize(core->parameters()), id, std::ssize(core->parameters()));
   }
 
   TensorView View(ParameterId id, std::byte* space) const {
@@ -138,11 +143,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
 }
 
 TensorView Engine::Parameter(ParameterId id) const {
+  impl_->RequireParameter(id);
   const int32_t space = impl_->core->layout().PlaceOf(id).space;
   return impl_->View(id, impl_->core->memory().ParameterAddress(space));
 }
 
 TensorView Engine::Gradient(ParameterId id) const {
+  impl_->RequireParameter(id);
   const int32_t space = impl_->core->layout().PlaceOf(id).space;
   return impl_->View(id, impl_->core->memory().GradientAddress(space));
 }

@@ -26,6 +26,7 @@ Status Under(const std::string& prefix, const Status& status) {
 }
 
 bool AtLeastZero(double value) { return value >= 0.0 && std::isfinite(value); }
+bool AtLeastZeroInFloat(double value) { return value >= 0.0 && value <= FLT_MAX; }
 bool BelowOne(double value) { return value >= 0.0 && value < 1.0; }
 bool NormalInFloat(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
@@ -128,12 +129,13 @@ Status CheckPlaces(const EngineOptions& options) {
 }  // namespace
 
 Status GroupOptions::Validate(UpdateRule rule) const {
-  if (!AtLeastZero(learning_rate)) return Bad("learning_rate", learning_rate, "0 or more, finite");
+  constexpr const char* kFinite = "0 or more, finite in fp32";
+  if (!AtLeastZeroInFloat(learning_rate)) return Bad("learning_rate", learning_rate, kFinite);
   if (!BelowOne(beta1)) return Bad("beta1", beta1, "at least 0 and less than 1");
   if (!BelowOne(beta2)) return Bad("beta2", beta2, "at least 0 and less than 1");
   // Zero in fp32 would make 0/0 out of what has no gradient yet.
   if (!NormalInFloat(epsilon)) return Bad("epsilon", epsilon, "2^-126 or more, finite in fp32");
-  if (!AtLeastZero(weight_decay)) return Bad("weight_decay", weight_decay, "0 or more, finite");
+  if (!AtLeastZeroInFloat(weight_decay)) return Bad("weight_decay", weight_decay, kFinite);
   if (!BelowOne(momentum)) return Bad("momentum", momentum, "at least 0 and less than 1");
   ZH_RETURN_IF_ERROR(CheckRule(rule));
   ZH_RETURN_IF_ERROR(CheckRead(*this, rule));

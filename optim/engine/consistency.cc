@@ -5,11 +5,62 @@
 #include <absl/strings/str_format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <utility>
 
 #include "src/base/hash.h"
 #include "src/base/status_macros.h"
 
 namespace zerohold::engine {
+namespace {
+
+// One line for each field, so that a difference names it and no more.
+class Lines {
+ public:
+  explicit Lines(std::string prefix = "") : prefix_(std::move(prefix)) {}
+  void Add(const char* name, int64_t value) {
+    absl::StrAppend(&text_, prefix_, name, ": ", value, "\n");
+  }
+  void AddReal(const char* name, double value) {  // as short as its bits allow
+    char digits[32];
+    const std::to_chars_result end = std::to_chars(digits, std::end(digits), value);
+    absl::StrAppend(&text_, prefix_, name, ": ", absl::string_view(digits, end.ptr - digits), "\n");
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  const std::string prefix_;
+  std::string text_;
+};
+
+std::string DescribeSchedule(const ScheduleOptions& schedule) {
+  Lines lines("schedule.");
+  lines.Add("kind", static_cast<int>(schedule.kind));
+  lines.Add("warmup_steps", schedule.warmup_steps);
+  lines.Add("total_steps", schedule.total_steps);
+  lines.AddReal("final_fraction", schedule.final_fraction);
+  lines.Add("base_batch_size", schedule.base_batch_size);
+  lines.Add("batch_size", schedule.batch_size);
+  return lines.text();
+}
+
+std::string DescribeLossScale(const LossScaleOptions& scale) {
+  Lines lines("loss_scale.");
+  lines.Add("enabled", scale.enabled);
+  lines.Add("dynamic", scale.dynamic);
+  lines.AddReal("initial", scale.initial);
+  lines.AddReal("growth", scale.growth);
+  lines.AddReal("backoff", scale.backoff);
+  lines.Add("growth_interval", scale.growth_interval);
+  lines.Add("hysteresis", scale.hysteresis);
+  lines.AddReal("floor", scale.floor);
+  lines.AddReal("cap", scale.cap);
+  lines.Add("max_skips", scale.max_skips);
+  return lines.text();
+}
+
+}  // namespace
 
 Consistency::Consistency(const layout::Layout& layout, std::span<const UnitSpec> units)
     : layout_(layout), units_(units), written_(layout.spaces().size(), 0) {}
@@ -36,7 +87,7 @@ uint64_t Consistency::Hash(std::span<const GroupOptions> groups, int communicato
 std::string Consistency::Describe(std::span<const GroupOptions> groups, int communicator) const {
   std::string text = absl::StrCat("micro-batches in this step: ", micro_batches_, "\n");
   for (size_t i = 0; i < groups.size(); ++i) {
-    absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(groups[i]), "\n");
+    text += DescribeGroup(i, groups[i]);
   }
   for (size_t i = 0; i < written_.size(); ++i) {
     const layout::FlatSpace& space = layout_.spaces()[i];
@@ -53,12 +104,16 @@ void Consistency::Inherit(const Consistency& before) {
 
 void Consistency::Clear() { std::fill(written_.begin(), written_.end(), 0); }
 
-std::string DescribeGroup(const GroupOptions& group) {
-  return absl::StrFormat(
-      "learning_rate %.17g, beta1 %.17g, beta2 %.17g, epsilon %.17g, weight_decay %.17g, "
-      "momentum %.17g, nesterov %d",
-      group.learning_rate, group.beta1, group.beta2, group.epsilon, group.weight_decay,
-      group.momentum, group.nesterov);
+std::string DescribeGroup(size_t index, const GroupOptions& group) {
+  Lines lines(absl::StrCat("groups[", index, "]."));
+  lines.AddReal("learning_rate", group.learning_rate);
+  lines.AddReal("beta1", group.beta1);
+  lines.AddReal("beta2", group.beta2);
+  lines.AddReal("epsilon", group.epsilon);
+  lines.AddReal("weight_decay", group.weight_decay);
+  lines.AddReal("momentum", group.momentum);
+  lines.Add("nesterov", group.nesterov);
+  return lines.text();
 }
 
 // Folders, budgets and windows are each rank's own, but not whether there are some.
@@ -72,39 +127,26 @@ std::string DescribeOffload(const OffloadOptions& offload) {
 }
 
 std::string DescribeOptions(const EngineOptions& options) {
-  const ScheduleOptions& schedule = options.schedule;
-  std::string text = absl::StrCat(
-      "zero_stage: ", options.zero_stage, "\nrule: ", static_cast<int>(options.rule),
-      "\nreduction: ", static_cast<int>(options.reduction),
-      "\nbucket_elems: ", options.bucket_elems, "\nrecord_elems: ", options.record_elems,
-      "\noverlap_next_forward: ", static_cast<int>(options.overlap_next_forward),
-      "\ncheck_collective_order: ", static_cast<int>(options.check_collective_order));
-  absl::StrAppendFormat(&text, "\nclip_grad_norm: %.17g\n", options.clip_grad_norm);
-  absl::StrAppendFormat(
-      &text, "schedule: kind %d, warmup_steps %d, total_steps %d, final_fraction %.17g, ",
-      static_cast<int>(schedule.kind), schedule.warmup_steps, schedule.total_steps,
-      schedule.final_fraction);
-  absl::StrAppendFormat(&text, "base_batch_size %d, batch_size %d\n", schedule.base_batch_size,
-                        schedule.batch_size);
-  const LossScaleOptions& scale = options.loss_scale;
-  absl::StrAppendFormat(
-      &text,
-      "loss_scale: enabled %d, dynamic %d, initial %.17g, growth %.17g, backoff %.17g, "
-      "growth_interval %d, hysteresis %d, floor %.17g, cap %.17g, max_skips %d\n",
-      scale.enabled, scale.dynamic, scale.initial, scale.growth, scale.backoff,
-      scale.growth_interval, scale.hysteresis, scale.floor, scale.cap, scale.max_skips);
-  absl::StrAppend(&text, DescribeOffload(options.offload));
-  absl::StrAppend(&text, "master: ", static_cast<int>(options.master),
-                  "\nmax_micro_batches: ", options.max_micro_batches,
-                  "\nreproducible: ", static_cast<int>(options.reproducible),
-                  "\nmax_live_parameters_bytes: ", options.max_live_parameters_bytes,
-                  "\nmax_live_gradients_bytes: ", options.max_live_gradients_bytes,
-                  "\npersistence_threshold_elems: ", options.persistence_threshold_elems, "\n");
-  absl::StrAppend(&text, "groups: ", options.groups.size(), "\n");
-  for (size_t i = 0; i < options.groups.size(); ++i) {
-    absl::StrAppend(&text, "group ", i, ": ", DescribeGroup(options.groups[i]), "\n");
-  }
-  return text;
+  Lines lines;
+  lines.Add("zero_stage", options.zero_stage);
+  lines.Add("rule", static_cast<int>(options.rule));
+  lines.Add("reduction", static_cast<int>(options.reduction));
+  lines.Add("bucket_elems", options.bucket_elems);
+  lines.Add("record_elems", options.record_elems);
+  lines.Add("overlap_next_forward", options.overlap_next_forward);
+  lines.Add("check_collective_order", options.check_collective_order);
+  lines.AddReal("clip_grad_norm", options.clip_grad_norm);
+  lines.Add("master", static_cast<int>(options.master));
+  lines.Add("max_micro_batches", options.max_micro_batches);
+  lines.Add("reproducible", options.reproducible);
+  lines.Add("max_live_parameters_bytes", options.max_live_parameters_bytes);
+  lines.Add("max_live_gradients_bytes", options.max_live_gradients_bytes);
+  lines.Add("persistence_threshold_elems", options.persistence_threshold_elems);
+  lines.Add("groups", std::ssize(options.groups));
+  std::string text = lines.text();
+  for (size_t i = 0; i < options.groups.size(); ++i) text += DescribeGroup(i, options.groups[i]);
+  return absl::StrCat(text, DescribeSchedule(options.schedule),
+                      DescribeLossScale(options.loss_scale), DescribeOffload(options.offload));
 }
 
 // Who finds a difference takes part in what is left: others wait there for it.

@@ -50,7 +50,7 @@ class Consistency {
 
 // All options that must agree over the ranks, one line each.
 std::string DescribeOptions(const EngineOptions& options);
-std::string DescribeGroup(const GroupOptions& group);
+std::string DescribeGroup(size_t index, const GroupOptions& group);
 std::string DescribeOffload(const OffloadOptions& offload);
 
 // OK when the ranks of each communicator have the same text for it; else FailedPrecondition, on all

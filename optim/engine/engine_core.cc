@@ -84,13 +84,19 @@ absl::Status EngineCore::Stop() {
   absl::Status status = failed_;
   status.Update(storage_);  // what no step has told yet
   if (in_charge_) status.Update(trace_.Write());
+  LetGo();
   return status;
 }
 
 EngineCore::~EngineCore() {
   Stop().IgnoreError();
-  if (!in_charge_) return;
-  // The communicators outlive what they were lent.
+  LetGo();
+}
+
+// The communicators outlive what they were lent.
+void EngineCore::LetGo() {
+  const std::shared_ptr<const Hold> hold = std::exchange(input_.hold, nullptr);
+  if (!in_charge_ || hold == nullptr) return;
   for (const auto& communicator : input_.communicators) {
     communicator->SetScratch({});
     comm::CommunicatorSettings settings = communicator->settings();

@@ -58,12 +58,15 @@ namespace zerohold::engine {
 
 class EngineCore : private StepActions {
  public:
+  class Hold;
   struct Input {
     EngineOptions options;
     // The first is of all ranks.
     std::vector<std::shared_ptr<comm::Communicator>> communicators;
     std::vector<ParameterSpec> parameters;
     std::vector<UnitSpec> units;
+    // The communicators are this engine's while one of its cores has this.
+    std::shared_ptr<const Hold> hold = {};
   };
   // Collective, blocking; the verdict is the same on all ranks.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(Input input);
@@ -130,6 +133,7 @@ class EngineCore : private StepActions {
   // `before` is whom it will succeed; null for none. It lasts until this one has taken over.
   EngineCore(Input input, layout::Layout layout, const EngineCore* before);
   // engine_create.cc
+  static absl::Status TakeHold(Input& input);
   static absl::StatusOr<layout::Layout> Plan(const Input& input, std::vector<UnitId> generations);
   absl::Status Allocate(const EngineCore* before);
   absl::Status AllocateScratch();
@@ -149,6 +153,7 @@ class EngineCore : private StepActions {
 
   // engine_core.cc: the loop, and calls that are answered at once.
   absl::Status CarryOut(const Move& move);
+  void LetGo();
   void Loop();
   void Handle(Event& event);
   void OperationDone(int index, bool added, const absl::Status& status);

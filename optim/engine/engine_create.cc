@@ -103,7 +103,39 @@ absl::StatusOr<int> UpdateThreads(comm::Communicator& communicator, int asked) {
 
 }  // namespace
 
+class EngineCore::Hold {
+ public:
+  ~Hold() {
+    for (const auto& communicator : held_) communicator->LetGo();
+  }
+  // False when another engine has it. One that is listed twice is held once.
+  bool Add(const std::shared_ptr<comm::Communicator>& communicator) {
+    if (std::ranges::count(held_, communicator) > 0) return true;
+    if (!communicator->TryHold()) return false;
+    held_.push_back(communicator);
+    return true;
+  }
+
+ private:
+  std::vector<std::shared_ptr<comm::Communicator>> held_;
+};
+
+// Without a collective: the other engine may be at work on it.
+absl::Status EngineCore::TakeHold(Input& input) {
+  auto hold = std::make_shared<Hold>();
+  for (size_t i = 0; i < input.communicators.size(); ++i) {
+    if (hold->Add(input.communicators[i])) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("communicators[", i,
+                     "] is in use by another engine; Close that one, or make "
+                     "another communicator over the same ranks"));
+  }
+  input.hold = std::move(hold);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
+  ZH_RETURN_IF_ERROR(TakeHold(input));
   comm::Communicator& communicator = *input.communicators[0];
   if (!input.options.notice) {
     input.options.notice = [rank = communicator.rank()](const std::string& text) {

@@ -19,8 +19,8 @@ void Append(std::vector<T>& list, const std::vector<T>& more) {
 
 std::string Describe(const Addition& addition, int communicator) {
   std::string text = layout::Describe(addition.parameters, addition.units, communicator);
-  for (const GroupOptions& group : addition.groups) {
-    absl::StrAppend(&text, "group: ", DescribeGroup(group), "\n");
+  for (size_t i = 0; i < addition.groups.size(); ++i) {
+    absl::StrAppend(&text, "added ", DescribeGroup(i, addition.groups[i]));
   }
   if (addition.offload) absl::StrAppend(&text, DescribeOffload(*addition.offload));
   return text;

@@ -176,11 +176,12 @@ void EngineCore::Skip() {
   absl::Status status;
   if (loss_scaler_.exhausted()) {
     const LossScaleOptions& scale = input_.options.loss_scale;
+    const std::string at =
+        scale.enabled ? absl::StrCat(" at a loss scale down to ", loss_scaler_.scale()) : "";
     status = absl::FailedPreconditionError(
-        absl::StrCat("Step: ", loss_scaler_.skips_in_a_row(),
-                     " steps in a row were skipped at a loss scale down to ", loss_scaler_.scale(),
+        absl::StrCat("Step: ", loss_scaler_.skips_in_a_row(), " steps in a row were skipped", at,
                      "; the first parameter whose gradient is not finite is ", blamed_, "; lower ",
-                     scale.dynamic ? "" : "loss_scale.initial or ",
+                     scale.enabled && !scale.dynamic ? "loss_scale.initial or " : "",
                      "the learning rate, look at its inputs, or raise loss_scale.max_skips"));
   }
   EndWithout(std::move(status));

@@ -16,9 +16,7 @@ class LossScaler {
   double scale() const { return scale_; }
   int64_t skips_in_a_row() const { return skips_in_a_row_; }
   // max_skips steps in a row were skipped.
-  bool exhausted() const {
-    return options_.enabled && options_.max_skips > 0 && skips_in_a_row_ >= options_.max_skips;
-  }
+  bool exhausted() const { return options_.max_skips > 0 && skips_in_a_row_ >= options_.max_skips; }
 
   // A step was applied, or skipped because its gradients were not finite.
   void Applied();

@@ -14,6 +14,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -83,6 +84,10 @@ class Communicator {
   void Configure(const CommunicatorSettings& settings) { settings_ = settings; }
   const CommunicatorSettings& settings() const { return settings_; }
 
+  // An engine takes it for itself, until it lets go: false while another has it. Any thread.
+  bool TryHold() { return !held_.exchange(true); }
+  void LetGo() { held_ = false; }
+
   // A communicator over the same ranks whose operations never meet this one's: the two may run at
   // the same time on two threads. Settings are copied, scratch is not. Collective, a verb.
   virtual absl::StatusOr<std::shared_ptr<Communicator>> Duplicate() = 0;
@@ -116,6 +121,9 @@ class Communicator {
  protected:
   CommunicatorSettings settings_;
   std::span<std::byte> scratch_;
+
+ private:
+  std::atomic<bool> held_ = false;
 };
 
 // One verdict out of all ranks': OK when all bring OK, else, on every rank, the status of the

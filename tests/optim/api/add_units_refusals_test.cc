@@ -127,7 +127,7 @@ TEST(AddUnitsRefusals, OfRanksThatDiffer) {
         {"\"late\" [3000]", [](Given& g) { g.model.parameters[0].shape = {3001}; }},
         {"frozen", [](Given& g) { g.model.parameters[0].frozen = true; }},
         {"uses \"a\"", [](Given& g) { g.model.units[0].uses = {"a"}; }},
-        {"learning_rate 0.5", [](Given& g) { g.groups = {{.learning_rate = 0.5}}; }},
+        {"learning_rate: 0.5", [](Given& g) { g.groups = {{.learning_rate = 0.5}}; }},
         {"has nothing", [](Given& g) { g.model = {}; }}};
     for (const auto& [text, change] : changes) {
       Given given = Good();
@@ -242,7 +242,7 @@ TEST(AddUnitsRefusals, WhatIsNotAgreedYetOutlivesIt) {
       ASSERT_TRUE(trainer.engine().SetGroup(0, {.learning_rate = 0.75}).ok());
     }
     ASSERT_TRUE(trainer.engine().AddUnits({}, {}).ok());
-    EXPECT_THAT(Text(trainer.TryStep(kGradient).status()), HasSubstr("learning_rate 0.75"));
+    EXPECT_THAT(Text(trainer.TryStep(kGradient).status()), HasSubstr("learning_rate: 0.75"));
   });
 }
 

@@ -32,19 +32,18 @@ TEST(Disagreement, OfAnyOption) {
       {"record_elems", "262144", "512", [](O& o) { o.record_elems = 512; }},
       {"clip_grad_norm", "0", "0.5", [](O& o) { o.clip_grad_norm = 0.5; }},
       {"groups", "1", "2", [](O& o) { o.groups.resize(2); }},
-      {"group 0", "learning_rate 0.001", "learning_rate 0.002",
+      {"groups[0].learning_rate", "0.001", "0.002",
        [](O& o) { o.groups[0].learning_rate = 0.002; }},
-      {"group 0", "beta1 0.9", "beta1 0.5", [](O& o) { o.groups[0].beta1 = 0.5; }},
-      {"group 0", "beta2 0.999", "beta2 0.5", [](O& o) { o.groups[0].beta2 = 0.5; }},
-      {"group 0", "epsilon 1", "epsilon 0.5", [](O& o) { o.groups[0].epsilon = 0.5; }},
-      {"group 0", "weight_decay 0", "weight_decay 0.5",
-       [](O& o) { o.groups[0].weight_decay = 0.5; }},
-      {"schedule", "kind 0", "kind 2",
+      {"groups[0].beta1", "0.9", "0.5", [](O& o) { o.groups[0].beta1 = 0.5; }},
+      {"groups[0].beta2", "0.999", "0.5", [](O& o) { o.groups[0].beta2 = 0.5; }},
+      {"groups[0].epsilon", "1e-08", "0.5", [](O& o) { o.groups[0].epsilon = 0.5; }},
+      {"groups[0].weight_decay", "0", "0.5", [](O& o) { o.groups[0].weight_decay = 0.5; }},
+      {"schedule.kind", "0", "2",
        [](O& o) {
          o.schedule = {ScheduleKind::kCosine, 0, 10};
        }},
-      {"schedule", "warmup_steps 0", "warmup_steps 3", [](O& o) { o.schedule.warmup_steps = 3; }},
-      {"schedule", "batch_size 0", "batch_size 64",
+      {"schedule.warmup_steps", "0", "3", [](O& o) { o.schedule.warmup_steps = 3; }},
+      {"schedule.base_batch_size", "0", "32",
        [](O& o) { o.schedule.base_batch_size = 32, o.schedule.batch_size = 64; }},
       {"check_collective_order", "0", "1", [](O& o) { o.check_collective_order = true; }},
   };
@@ -118,7 +117,7 @@ TEST(Disagreement, OfAGroupSetLater) {
     }
     for (int repeat = 0; repeat < 2; ++repeat) {  // until it is mended
       ExpectRefused(trainer, ranks, trainer.TryStep(kGradient).status(),
-                    {"group 0", "learning_rate 0.001", "learning_rate 0.75"});
+                    {"groups[0].learning_rate: 0.001", "groups[0].learning_rate: 0.75"});
     }
     if (rank == 1) {
       ASSERT_TRUE(trainer.engine().SetGroup(0, options.groups[0]).ok());

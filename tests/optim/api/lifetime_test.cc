@@ -70,6 +70,25 @@ TEST(Lifetime, EnginesFollowEachOtherOnOneCommunicator) {
   });
 }
 
+// A communicator that an engine has is refused to another until it is closed, and serves that then,
+// whenever the first one is destroyed.
+TEST(Lifetime, ACommunicatorServesOneEngineAtATime) {
+  RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
+    const ModelSpec model = Tensors({3000});
+    auto first = std::make_unique<Trainer>(options, ranks, model, Constant(1));
+    first->Step(Gradients({{0.5f}}));
+    const Status refused = Engine::Create(options, {ranks}, model.parameters, model.units).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(Text(refused), HasSubstr("communicators[0] is in use by another engine; Close"));
+    first->Step(Gradients({{0.5f}}));
+    EXPECT_TRUE(first->engine().Close().ok());
+    Trainer second(options, ranks, model, Constant(1));
+    second.Step(Gradients({{0.5f}}));
+    first.reset();
+    EXPECT_TRUE(second.Step(Gradients({{0.5f}})).applied);
+  });
+}
+
 // Gathers ahead of a pass that never comes do not make Close fail, nor end the communicator.
 TEST(Lifetime, CloseWhileUnitsArePrefetched) {
   RunRanks(3, [](int, const Communicator& ranks) {
