@@ -92,6 +92,12 @@ class ZH_EXPORT Engine {
   // it. A unit that no rank reports in a window keeps its parameters, its states and its own step
   // count; one that some ranks report counts as zero on the others.
   Status GradReady(UnitId unit);
+  // Instead of Acquire(kBackward) and GradReady: this rank has no gradients of the unit in this
+  // micro-batch. Whoever says nothing means the same, but is believed only at the next
+  // BeginMicroBatch or Step: reductions of the unit, and of those before it in the list, wait until
+  // then. At stage 3 others may wait for them in Acquire, in the time of a backward pass, so call
+  // it there for every unit that some rank may report. Neither blocks.
+  Status GradAbsent(UnitId unit);
 
   // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that
   // Step refuses. Not collective, not blocking. Errors: InvalidArgument naming the group or field.

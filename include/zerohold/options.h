@@ -151,9 +151,10 @@ struct EngineOptions {
   // Stage 3: bytes of gathered parameters on this rank at one time; stages 2 and 3: bytes of
   // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages; 0 takes
   // room for the two largest, and for what is used besides. More lets more gathers and reductions
-  // run ahead. Stage 3, where some ranks report a unit that others leave out: give room for the
-  // gradients of all units, or who has none left waits for the others' part in a reduction while
-  // they wait for it to acquire what comes next, until communication_timeout_s ends both.
+  // run ahead. Stage 3, where some ranks report a unit that others leave out: the others say so
+  // (GradAbsent), or this is room for the gradients of all units; else who has none left waits for
+  // the others' part in a reduction while they wait for it to acquire what comes next, until
+  // communication_timeout_s ends both.
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
   // Stage 3: units of fewer elements stay gathered.

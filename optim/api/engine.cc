@@ -181,6 +181,11 @@ Status Engine::GradReady(UnitId unit) {
   return impl_->Submit(call);
 }
 
+Status Engine::GradAbsent(UnitId unit) {
+  Call call{.kind = Call::Kind::kGradAbsent, .unit = unit};
+  return impl_->Submit(call);
+}
+
 Status Engine::SetGroup(int group, const GroupOptions& options) {
   Call call{.kind = Call::Kind::kSetGroup, .group = group, .group_options = &options};
   return impl_->Submit(call);

@@ -43,6 +43,7 @@ struct Call {
     kAcquire,
     kRelease,
     kGradReady,
+    kGradAbsent,
     kSetGroup,
     kStep,
     kRead,

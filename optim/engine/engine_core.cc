@@ -237,7 +237,8 @@ void EngineCore::HandleCall(Call& call) {
     case Call::Kind::kRelease:
       return Release(call);
     case Call::Kind::kGradReady:
-      return GradReady(call);
+    case Call::Kind::kGradAbsent:
+      return Report(call);
     case Call::Kind::kSetGroup:
       return SetGroup(call);
     case Call::Kind::kStep:

@@ -176,7 +176,7 @@ class EngineCore : private StepActions {
   void AnswerAcquireIfReady();
   void Release(Call& call);
   void ReleaseParameters(UnitId unit, bool written);
-  void GradReady(Call& call);
+  void Report(Call& call);
   void TakeGradients(std::span<const UnitId> ready);
   void CloseMicroBatch();
   void Prefetch();
@@ -243,6 +243,7 @@ class EngineCore : private StepActions {
   // On the update stream:
   static void RunUpdate(void* issue);
   static void RunAccumulate(void* issue);
+  static void RunAccumulateNothing(void* issue);
 
   Input input_;
   const layout::Layout layout_;

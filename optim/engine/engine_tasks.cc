@@ -340,7 +340,13 @@ void EngineCore::RunAccumulate(void* context) {
     Accumulate(memory.gradient.base, space.dtype, space.elems, issue.round > 0,
                reinterpret_cast<float*>(memory.full_sum.base));
   }
-  core.queue_.Push({.kind = Event::Kind::kAccumulated, .issue = &issue});
+  RunAccumulateNothing(context);
+}
+
+// Behind what earlier micro-batches of the unit added.
+void EngineCore::RunAccumulateNothing(void* context) {
+  auto& issue = *static_cast<Issue*>(context);
+  issue.core->queue_.Push({.kind = Event::Kind::kAccumulated, .issue = &issue});
 }
 
 }  // namespace zerohold::engine

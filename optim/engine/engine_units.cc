@@ -210,9 +210,11 @@ void EngineCore::ReleaseParameters(UnitId unit, bool written) {
   }
 }
 
-void EngineCore::GradReady(Call& call) {
+void EngineCore::Report(Call& call) {
   ready_.clear();
-  absl::Status status = window_.GradReady(call.unit, &ready_);
+  const bool absent = call.kind == Call::Kind::kGradAbsent;
+  absl::Status status =
+      absent ? window_.GradAbsent(call.unit, &ready_) : window_.GradReady(call.unit, &ready_);
   TakeGradients(ready_);
   Answer(call, std::move(status));
 }
@@ -225,10 +227,12 @@ void EngineCore::TakeGradients(std::span<const UnitId> ready) {
     }
     if (memory_->HasFullSums(unit)) {
       Issue& issue = NewIssue(unit);
-      issue.round = std::exchange(accumulated_[unit], 1);
+      issue.round = accumulated_[unit];
       issue.last = RoundOpen();
+      const bool adds = window_.Begun(unit);
+      if (adds) accumulated_[unit] = 1;
       ++accumulating_;
-      update_stream_->Run(&RunAccumulate, &issue);
+      update_stream_->Run(adds ? &RunAccumulate : &RunAccumulateNothing, &issue);
     } else if (RoundOpen()) {
       step_.UnitReady(unit);
     }

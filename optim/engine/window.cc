@@ -150,29 +150,49 @@ UnitId Window::FirstAcquired() const {
   return found == states_.end() ? -1 : static_cast<UnitId>(found - states_.begin());
 }
 
+absl::Status Window::CheckUnreported(UnitId unit, const char* call) const {
+  ZH_RETURN_IF_ERROR(CheckUnit(unit, call));
+  if (!states_[unit].reported) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(call, ": unit ", names_[unit],
+                   " has reported already in this micro-batch; call GradReady, after the last "
+                   "gradient, or GradAbsent once in each"));
+}
+
 absl::Status Window::GradReady(UnitId unit, std::vector<UnitId>* ready) {
-  ZH_RETURN_IF_ERROR(CheckUnit(unit, "GradReady"));
-  State& state = states_[unit];
-  if (state.reported) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("GradReady: unit ", names_[unit],
-                     " has reported already in this micro-batch; call it once in each, after the "
-                     "last gradient"));
-  }
-  if (!state.backward) {
+  ZH_RETURN_IF_ERROR(CheckUnreported(unit, "GradReady"));
+  if (!states_[unit].backward) {
     return absl::FailedPreconditionError(
         absl::StrCat("GradReady: unit ", names_[unit],
                      " was not acquired for backward in this micro-batch; call Acquire(kBackward) "
                      "first"));
   }
-  state.reported = true;
+  Report(unit, true, ready);
+  return absl::OkStatus();
+}
+
+absl::Status Window::GradAbsent(UnitId unit, std::vector<UnitId>* ready) {
+  ZH_RETURN_IF_ERROR(CheckUnreported(unit, "GradAbsent"));
+  const auto refuse = [&](const char* why) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GradAbsent of unit ", names_[unit], ": ", why));
+  };
+  if (micro_batches_ == 0) return refuse("no micro-batch is open; call BeginMicroBatch");
+  if (states_[unit].backward) {
+    return refuse("it was acquired for backward in this micro-batch; call GradReady");
+  }
+  Report(unit, false, ready);
+  return absl::OkStatus();
+}
+
+void Window::Report(UnitId unit, bool present, std::vector<UnitId>* ready) {
+  states_[unit].reported = true;
   for (const UnitId touched : touches_[unit]) {
     State& other = states_[touched];
-    other.present = true;
+    other.present |= present;
     other.waiting = --other.reports_left > 0;
     if (!other.waiting) ready->push_back(touched);
   }
-  return absl::OkStatus();
 }
 
 void Window::CloseMicroBatch(std::vector<UnitId>* ready) {

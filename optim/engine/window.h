@@ -36,6 +36,8 @@ class Window {
   // `ready` gets the units whose gradients are final for this micro-batch: their own report and
   // their users' are all in.
   absl::Status GradReady(UnitId unit, std::vector<UnitId>* ready);
+  // A report of nothing: the unit is not acquired for backward in this micro-batch.
+  absl::Status GradAbsent(UnitId unit, std::vector<UnitId>* ready);
   // The micro-batch is over: `ready` gets the units with a report that still waited for others.
   void CloseMicroBatch(std::vector<UnitId>* ready);
   // The unit's turn to be reduced has passed; it takes part as zero and is refused from now on in
@@ -87,6 +89,8 @@ class Window {
   };
 
   absl::Status CheckUnit(UnitId unit, const char* call) const;
+  absl::Status CheckUnreported(UnitId unit, const char* call) const;
+  void Report(UnitId unit, bool present, std::vector<UnitId>* ready);
 
   std::vector<std::string> names_;
   std::vector<bool> fresh_each_micro_batch_;

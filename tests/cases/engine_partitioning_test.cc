@@ -112,6 +112,40 @@ TEST(PartitioningCases, PAR_10) {
   });
 }
 
+// Also where gradients have room for two units alone, and a rank leaves out any part of the list.
+TEST(PartitioningCases, PAR_10_InTightRoom) {
+  const ModelSpec model = TensorsInUnits({1000, 1000, 1000, 1000, 1000});
+  for (const UnitId from : {1, 3, 5}) {
+    std::vector<std::vector<float>> states;
+    for (const int stage : {0, 1, 2, 3}) {
+      RunRanks(2, [&](int rank, const Communicator& ranks) {
+        EngineOptions options = OptionsOfStage(stage);
+        options.bucket_elems = 1024;
+        options.communication_timeout_s = 20;
+        Trainer trainer(options, ranks, model, Constant(1));
+        ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+        for (UnitId unit = 4; unit >= 0; --unit) {
+          if (rank == 1 || unit >= from) {
+            trainer.Backward(unit, Gradients({{1}, {2}, {3}, {4}, {5}}));
+            continue;
+          }
+          ASSERT_TRUE(trainer.engine().Acquire(unit, AcquireMode::kForward).ok());
+          ASSERT_TRUE(trainer.engine().GradAbsent(unit).ok());
+          ASSERT_TRUE(trainer.engine().Release(unit).ok());
+        }
+        EXPECT_TRUE(trainer.Step().applied);
+        for (UnitId unit = 0; unit < 5; ++unit) {
+          const float mean = static_cast<float>(unit + 1) / (unit < from ? 2.0f : 1.0f);
+          EXPECT_EQ(trainer.Read(unit, StateKind::kGradient)[0], mean);
+        }
+        const std::vector<float> mine = trainer.ReadStates();
+        if (rank == 0) states.push_back(mine);
+      });
+    }
+    for (const std::vector<float>& other : states) EXPECT_EQ(other, states[0]);
+  }
+}
+
 // A rank without any unit takes part too.
 TEST(PartitioningCases, PAR_10_ARankWithoutAnyGradient) {
   RunStages({2, 3}, [](const EngineOptions& options, int rank, Communicator ranks) {

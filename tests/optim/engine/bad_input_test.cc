@@ -257,6 +257,7 @@ TEST(BadInput, AWindowGoesOn) {
       trainer.Backward(unit, Waves(rank));
       const std::string name = std::string("unit unit_") + "abcd"[unit];
       refused(engine.GradReady(unit), name.c_str(), "has reported already");
+      refused(engine.GradAbsent(unit), name.c_str(), "has reported already");
       refused(engine.Acquire(unit, AcquireMode::kBackward), name.c_str(), "has reported");
       refused(engine.Release(unit), name.c_str(), "not acquired");
     }

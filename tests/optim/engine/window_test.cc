@@ -31,6 +31,11 @@ class WindowTest : public ::testing::Test {
     EXPECT_TRUE(window.GradReady(unit, &units).ok());
     return units;
   }
+  std::vector<UnitId> Absent(UnitId unit) {
+    std::vector<UnitId> units;
+    EXPECT_TRUE(window.GradAbsent(unit, &units).ok());
+    return units;
+  }
   void ExpectRefused(const absl::Status& status, const char* text) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
@@ -85,14 +90,41 @@ TEST_F(WindowTest, WhatCountsAsAbsentIsRefusedUntilTheNextMicroBatch) {
   EXPECT_TRUE(window.CheckAcquire(1, AcquireMode::kBackward, &list).ok());
 }
 
+TEST_F(WindowTest, AReportOfNothingIsReadyAndNotPresent) {
+  Begin(true);
+  EXPECT_THAT(Absent(1), ElementsAre(1));
+  EXPECT_FALSE(window.Present(1));
+  EXPECT_FALSE(window.AnyPresent());
+  EXPECT_FALSE(window.Idle(1));
+  EXPECT_TRUE(window.CheckStep().ok());
+  ExpectRefused(window.GradAbsent(1, &list), "unit block has reported already");
+  ExpectRefused(window.GradReady(1, &list), "unit block has reported already");
+  ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
+}
+
+TEST_F(WindowTest, AReportOfNothingCountsAmongThoseThatAnOwnerWaitsFor) {
+  for (const bool user_first : {false, true}) {
+    Begin(true);
+    Begins(2);
+    const std::vector<UnitId> first = user_first ? Ready(2) : Absent(0);
+    const std::vector<UnitId> second = user_first ? Absent(0) : Ready(2);
+    EXPECT_EQ(first, user_first ? std::vector<UnitId>{2} : std::vector<UnitId>{});
+    EXPECT_EQ(second, user_first ? std::vector<UnitId>{0} : (std::vector<UnitId>{2, 0}));
+    EXPECT_TRUE(window.Present(0));
+    window.Reset();
+  }
+}
+
 TEST_F(WindowTest, OrderOfCallsIsChecked) {
   ExpectRefused(window.CheckStep(), "BeginMicroBatch");
   ExpectRefused(window.CheckAcquire(1, AcquireMode::kBackward, &list), "unit block");
   ExpectRefused(window.Release(1, &written), "unit block is not acquired; call it once");
+  ExpectRefused(window.GradAbsent(1, &list), "unit block: no micro-batch is open");
   Begin(true);
   ExpectRefused(window.GradReady(1, &list), "Acquire(kBackward)");
   ExpectRefused(window.CheckBegin(), "call Step first, or give last = false");
   Begins(1);
+  ExpectRefused(window.GradAbsent(1, &list), "unit block: it was acquired for backward");
   ExpectRefused(window.CheckStep(), "unit block");
   Ready(1);
   ExpectRefused(window.GradReady(1, &list), "unit block has reported already");
@@ -113,6 +145,7 @@ TEST_F(WindowTest, UnknownUnitsAreNamed) {
               absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(window.Release(unit, &written).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(window.GradReady(unit, &list).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(window.GradAbsent(unit, &list).code(), absl::StatusCode::kInvalidArgument);
   }
 }
 

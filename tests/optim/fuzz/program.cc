@@ -263,11 +263,7 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   const bool holds = std::ranges::any_of(program.steps, &Step::holds);
   if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
   if (holds) options.max_live_parameters_bytes = room.all + kFrame;
-  // Who leaves out what others report is waited for by them when they have no room, and may wait
-  // for them to gather what comes next.
-  const bool apart = std::ranges::any_of(program.steps, &Step::apart);
-  const bool wide =
-      holds || room.tied || program.steps[0].shuffled || (apart && options.zero_stage == 3);
+  const bool wide = holds || room.tied || program.steps[0].shuffled;
   if (wide) options.max_live_gradients_bytes = room.all + kFrame;
   if (!wide) options.max_live_gradients_bytes = 0;
   if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;

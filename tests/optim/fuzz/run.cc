@@ -265,9 +265,11 @@ class Rank {
       }
       if (!absent) {
         Backward(unit, batch, overflow ? (step.seed % 2 == 0 ? INFINITY : NAN) : 0.0f, step);
-      } else if (step.apart) {  // at stage 3 all ranks acquire alike
-        Look(unit, AcquireMode::kForward, step.nests);
+        continue;
       }
+      // At stage 3 all ranks acquire alike, and say what others may have.
+      if (step.apart) Look(unit, AcquireMode::kForward, step.nests);
+      if (step.apart || step.seed % 2 == 0) Must(engine_->GradAbsent(unit), "GradAbsent");
     }
     ReportHeld();
   }
