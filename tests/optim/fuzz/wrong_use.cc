@@ -54,7 +54,8 @@ class Caller {
       case 7:
       case 8:
       case 9:
-        return Told(absl::StrCat("GradReady ", unit), engine_.GradReady(unit));
+        return last ? Told(absl::StrCat("GradReady ", unit), engine_.GradReady(unit))
+                    : Told(absl::StrCat("GradAbsent ", unit), engine_.GradAbsent(unit));
       case 10:
       case 11:
         return Told(absl::StrCat("BeginMicroBatch ", last), engine_.BeginMicroBatch(1.0, last));
