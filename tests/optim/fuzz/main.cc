@@ -1,6 +1,7 @@
-// fuzz-engine FIRST COUNT [FOLDER] [wrong|faults]: programs FIRST.. of random models and steps,
-// each in several ways that must give the same bits; with "wrong", calls in any order instead; with
-// "faults", disks that fail. Ends at the first program that does not hold, and says which.
+// fuzz-engine FIRST COUNT [FOLDER] [wrong|astray|faults]: programs FIRST.. of random models and
+// steps, each in several ways that must give the same bits; with "wrong", calls in any order
+// instead; with "astray", calls that one rank makes alone; with "faults", disks that fail. Ends at
+// the first program that does not hold, and says which.
 #include <unistd.h>
 
 #include <cstdio>
@@ -27,7 +28,8 @@ bool Holds(uint64_t seed, const fuzz::Way& way, const std::string& why) {
 
 bool Try(uint64_t seed, const std::string& folder, std::string_view mode) {
   const fuzz::Program program = fuzz::MakeProgram(seed);
-  const bool wrong = mode == "wrong";
+  const bool astray = mode == "astray";
+  const bool wrong = mode == "wrong" || astray;
   const bool faults = mode == "faults";
   // Who shares no parameter that is lost hears of it only in the next step; and what is out of
   // range for one may not be for another.
@@ -42,7 +44,8 @@ bool Try(uint64_t seed, const std::string& folder, std::string_view mode) {
   for (int i = 0; i < kWays; ++i) {
     const fuzz::Way way = faults ? fuzz::VaryWithFaults(program, random, folder)
                                  : fuzz::Vary(program, random, folder);
-    const std::string why = wrong    ? fuzz::RunWrongUse(program, way, seed + i)
+    const std::string why = astray   ? fuzz::RunAstray(program, way, seed + i)
+                            : wrong  ? fuzz::RunWrongUse(program, way, seed + i)
                             : faults ? fuzz::CompareFaulty(expected, fuzz::Run(program, way))
                                      : fuzz::Compare(expected, fuzz::Run(program, way));
     if (!Holds(seed, way, why)) return false;
@@ -54,7 +57,7 @@ bool Try(uint64_t seed, const std::string& folder, std::string_view mode) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::puts("fuzz-engine FIRST COUNT [FOLDER] [wrong|faults]");
+    std::puts("fuzz-engine FIRST COUNT [FOLDER] [wrong|astray|faults]");
     return 2;
   }
   const uint64_t first = std::strtoull(argv[1], nullptr, 10);

@@ -32,7 +32,7 @@ std::vector<int64_t> DrawShape(Random& random) {
 Model DrawModel(Random& random, const std::string& prefix, const Program& program, bool half) {
   const Model& before = program.model;
   Model model;
-  const auto units = random.Below(5) + (prefix.empty() ? 1 : 0);
+  const auto units = random.Below(random.OneIn(8) ? 20 : 5) + (prefix.empty() ? 1 : 0);
   const DType one = random.Of({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
   const bool mixed = random.OneIn(3);
   const bool mean = program.options.reduction == GradientReduction::kMean;
@@ -78,6 +78,14 @@ void DrawRule(Random& random, EngineOptions& options) {
   options.groups[1].weight_decay = 0.1;
   if (options.rule == UpdateRule::kSgd) options.groups[1].momentum = 0.9;
   if (random.OneIn(2)) options.clip_grad_norm = 1.0;
+  if (random.OneIn(3)) {
+    const int64_t warmup = random.Below(3);
+    options.schedule = {
+        .kind = random.Of({ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine}),
+        .warmup_steps = warmup,
+        .total_steps = warmup + 1 + random.Below(5),
+        .final_fraction = 0.25};
+  }
 }
 
 int64_t ElemsOf(const ParameterSpec& spec) {
@@ -131,6 +139,9 @@ OffloadOptions DrawOffload(Random& random, const std::string& folder) {
       random.Of<int64_t>({0, 0, 1000, 20000, 200000, OffloadOptions::kAllBytes});
   offload.window = static_cast<int>(random.Below(9));
   offload.io_engine = random.Of({IoEngine::kBest, IoEngine::kThreads});
+  offload.read_rate = random.Of({0.0, 0.0, 0.0, 1e8});
+  offload.write_rate = random.Of({0.0, 0.0, 0.0, 1e8});
+  offload.update_rate = random.Of({0.0, 0.0, 0.0, 1e8});
   if (random.OneIn(2)) {
     offload.faults = absl::StrCat("short=0.3,again=0.2,late=0.2,seed=", random.Below(1000));
   }
@@ -145,10 +156,54 @@ void DrawBudgets(Random& random, EngineOptions& options) {
   if (options.zero_stage >= 3) options.offload.host_parameters_bytes = budget();
 }
 
+// Micro-batches that are summed; in one order at all stages, or in one for each two of them.
+void DrawSums(Random& random, Program& program) {
+  EngineOptions& options = program.options;
+  options.max_micro_batches = 2 + random.Below(4);
+  options.reproducible = random.OneIn(2);
+  if (options.reproducible) return;
+  if (random.OneIn(2)) {
+    program.most_stage = 1;
+    return;
+  }
+  program.least_stage = options.zero_stage = 2;
+  options.max_live_gradients_bytes = RoomOf(program).all + kFrame;
+}
+
+void DrawSteps(Random& random, bool adds, bool many, Program& program) {
+  EngineOptions& options = program.options;
+  const bool scaled = random.OneIn(2);
+  if (scaled) options.loss_scale = {.enabled = true, .initial = 1024, .growth_interval = 2};
+  const bool storm = scaled && random.OneIn(4);
+  if (storm) options.loss_scale.max_skips = 1 + random.Below(3);
+  const auto steps = 2 + random.Below(4);
+  const auto added = random.Below(steps);
+  const bool shuffled = random.OneIn(4);
+  for (int64_t i = 0; i < steps; ++i) {
+    Step step{.seed = static_cast<uint64_t>(random.Below(1 << 30))};
+    step.micro_batches = many ? static_cast<int>(1 + random.Below(options.max_micro_batches)) : 1;
+    if (random.OneIn(20)) step.micro_batches = 0;
+    step.flush = random.OneIn(4);
+    step.evaluates = random.OneIn(3);
+    step.interrupts = random.OneIn(4);
+    step.nests = random.OneIn(4);
+    step.holds = random.OneIn(5);
+    step.adds = adds && i == added;
+    step.adopts = random.OneIn(6);
+    step.overflows = storm ? !random.OneIn(4) : random.OneIn(scaled ? 4 : 12);
+    step.writes = random.OneIn(2) ? static_cast<int>(random.Below(4)) : 0;
+    step.sparse = random.OneIn(3);
+    step.apart = step.sparse && random.OneIn(2);
+    step.shuffled = shuffled;
+    program.steps.push_back(step);
+  }
+}
+
 std::string Describe(const OffloadOptions& o) {
   return absl::StrCat("disk ", o.nvme_paths.size(), " host ", o.host_budget_bytes, "/",
                       o.host_parameters_bytes, "/", o.host_gradients_bytes, " window ", o.window,
-                      " io ", static_cast<int>(o.io_engine), " faults \"", o.faults, "\"");
+                      " io ", static_cast<int>(o.io_engine), " rates ", o.read_rate, "/",
+                      o.write_rate, "/", o.update_rate, " faults \"", o.faults, "\"");
 }
 
 }  // namespace
@@ -178,44 +233,24 @@ Program MakeProgram(uint64_t seed) {
   options.notice = [](const std::string&) {};
   options.update_threads = 1;
   const bool many = random.OneIn(3);
-  if (many) {
-    options.reproducible = true;
-    options.max_micro_batches = 2 + random.Below(4);
-  } else if (random.OneIn(3)) {
-    options.max_micro_batches = 3;  // of which one is used
-  }
-  const bool scaled = random.OneIn(2);
-  if (scaled) options.loss_scale = {.enabled = true, .initial = 1024, .growth_interval = 2};
-  const bool storm = scaled && random.OneIn(4);
-  if (storm) options.loss_scale.max_skips = 1 + random.Below(3);
-  const auto steps = 2 + random.Below(4);
-  const auto added = random.Below(steps);
-  const bool shuffled = random.OneIn(4);
-  for (int64_t i = 0; i < steps; ++i) {
-    Step step{.seed = static_cast<uint64_t>(random.Below(1 << 30))};
-    step.micro_batches = many ? static_cast<int>(1 + random.Below(options.max_micro_batches)) : 1;
-    step.flush = random.OneIn(4);
-    step.evaluates = random.OneIn(3);
-    step.interrupts = random.OneIn(4);
-    step.nests = random.OneIn(4);
-    step.adds = adds && i == added;
-    step.overflows = scaled && (storm ? !random.OneIn(4) : random.OneIn(4));
-    step.writes = random.OneIn(2) ? static_cast<int>(random.Below(4)) : 0;
-    step.sparse = random.OneIn(3);
-    step.apart = step.sparse && random.OneIn(2);
-    step.shuffled = shuffled;
-    program.steps.push_back(step);
-  }
+  if (many) DrawSums(random, program);
+  if (!many && random.OneIn(3)) options.max_micro_batches = 3;  // of which one is used
+  DrawSteps(random, adds, many, program);
+  program.abandons = random.OneIn(4);
   return program;
 }
 
 Way Vary(const Program& program, Random& random, const std::string& folder) {
   Way way = {program.options, {}, {}};
   EngineOptions& options = way.options;
-  options.zero_stage = static_cast<int>(random.Below(4));
+  options.zero_stage = static_cast<int>(program.least_stage +
+                                        random.Below(1 + program.most_stage - program.least_stage));
   options.bucket_elems = random.Of<int64_t>({1, 256, 700, 5000, 1 << 20});
   options.record_elems = random.Of<int64_t>({256, 1000, 4096, 1 << 18});
   options.update_threads = static_cast<int>(1 + random.Below(3));
+  options.instruction_set = random.Of(
+      {InstructionSet::kBest, InstructionSet::kBaseline, InstructionSet::kV3, InstructionSet::kV4});
+  if (!options.Validate().ok()) options.instruction_set = InstructionSet::kBest;  // not had here
   options.check_collective_order = random.OneIn(2);
   options.overlap_next_forward = random.OneIn(2);
   options.persistence_threshold_elems = random.Of<int64_t>({0, 0, 100, 5000});
@@ -225,12 +260,16 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   const Room room = RoomOf(program);
   const int64_t least = std::max(kFrame, room.largest);
   const int64_t spare = random.Below(4) * kFrame;
+  const bool holds = std::ranges::any_of(program.steps, &Step::holds);
   if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
-  const bool wide = room.tied || program.steps[0].shuffled;
+  if (holds) options.max_live_parameters_bytes = room.all + kFrame;
+  const bool wide = holds || room.tied || program.steps[0].shuffled;
   if (wide) options.max_live_gradients_bytes = room.all + kFrame;
+  if (!wide) options.max_live_gradients_bytes = 0;
   if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
   if (random.OneIn(2)) options.offload = DrawOffload(random, folder);
   DrawBudgets(random, options);
+  way.uneven = random.OneIn(3);
   const bool stays = options.offload.host_parameters_bytes != OffloadOptions::kAllBytes ||
                      options.offload.host_gradients_bytes != OffloadOptions::kAllBytes;
   const bool moves = random.OneIn(3);
@@ -262,6 +301,18 @@ Way VaryWithFaults(const Program& program, Random& random, const std::string& fo
   return way;
 }
 
+OffloadOptions OffloadOf(const Way& way, OffloadOptions offload, int rank) {
+  if (!way.faults.empty()) offload.faults = way.faults[rank];
+  if (!way.uneven || rank % 2 == 0 || offload.nvme_paths.empty()) return offload;
+  offload.host_budget_bytes = 5000;
+  offload.window = 1;
+  if (offload.host_parameters_bytes != OffloadOptions::kAllBytes)
+    offload.host_parameters_bytes = 6000;
+  if (offload.host_gradients_bytes != OffloadOptions::kAllBytes)
+    offload.host_gradients_bytes = OffloadOptions::kAllBytes - 1;
+  return offload;
+}
+
 std::string Describe(const Way& way) {
   const EngineOptions& o = way.options;
   std::string text =
@@ -269,7 +320,9 @@ std::string Describe(const Way& way) {
                    ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems,
                    ", live ", o.max_live_parameters_bytes, "/", o.max_live_gradients_bytes,
                    ", order ", static_cast<int>(o.check_collective_order), ", overlap ",
-                   static_cast<int>(o.overlap_next_forward), "\nat first ", Describe(o.offload));
+                   static_cast<int>(o.overlap_next_forward), ", instructions ",
+                   static_cast<int>(o.instruction_set), way.uneven ? ", uneven" : "", "\nat first ",
+                   Describe(o.offload));
   for (size_t i = 0; i < way.moves.size(); ++i) {
     if (way.moves[i]) absl::StrAppend(&text, "\nbefore step ", i, " ", Describe(*way.moves[i]));
   }
@@ -285,7 +338,8 @@ std::string Describe(const Program& program) {
       "world ", program.world, ", rule ", static_cast<int>(o.rule), ", reduction ",
       static_cast<int>(o.reduction), ", master ", static_cast<int>(o.master), ", reproducible ",
       static_cast<int>(o.reproducible), ", max_micro_batches ", o.max_micro_batches, ", scaled ",
-      static_cast<int>(o.loss_scale.enabled), ", max_skips ", o.loss_scale.max_skips, "\n");
+      static_cast<int>(o.loss_scale.enabled), ", max_skips ", o.loss_scale.max_skips, ", stages ",
+      program.least_stage, " to ", program.most_stage, program.abandons ? ", abandons" : "", "\n");
   for (const Split& split : program.splits) {
     absl::StrAppend(&text, "  communicator of ", split.neighbours ? "neighbours " : "every ",
                     split.ranks, split.uneven ? " uneven" : "", "\n");
@@ -306,9 +360,9 @@ std::string Describe(const Program& program) {
   for (const Step& step : program.steps) {
     absl::StrAppend(&text, "  step: micro ", step.micro_batches, " flush ", step.flush, " eval ",
                     step.evaluates, " interrupts ", step.interrupts, " nests ", step.nests,
-                    " adds ", step.adds, " overflows ", step.overflows, " writes ", step.writes,
-                    " sparse ", step.sparse, " apart ", step.apart, " shuffled ", step.shuffled,
-                    "\n");
+                    " holds ", step.holds, " adds ", step.adds, " adopts ", step.adopts,
+                    " overflows ", step.overflows, " writes ", step.writes, " sparse ", step.sparse,
+                    " apart ", step.apart, " shuffled ", step.shuffled, "\n");
   }
   return text;
 }

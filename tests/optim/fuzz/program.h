@@ -44,14 +44,16 @@ struct Split {
 // The same numbers everywhere; which ranks leave out which units is drawn from `seed`.
 struct Step {
   uint64_t seed = 0;
-  int micro_batches = 1;
+  int micro_batches = 1;   // none: the step is refused
   bool flush = false;      // without a last micro-batch
   bool evaluates = false;  // a pass before it
   bool interrupts =
-      false;           // evaluation passes between its micro-batches and before its backward pass
-  bool nests = false;  // units are acquired twice
-  bool adds = false;   // AddUnits before it
-  bool overflows = false;  // one element is infinite on one rank
+      false;            // evaluation passes between its micro-batches and before its backward pass
+  bool nests = false;   // units are acquired twice
+  bool holds = false;   // units are released, and reported, behind the next one
+  bool adds = false;    // AddUnits before it
+  bool adopts = false;  // AdoptParameters before it
+  bool overflows = false;  // one element is not finite on one rank
   int writes = 0;          // calls of Write, Acquire(kWrite) and Read before it
   bool sparse = false;     // units are absent at random
   bool apart = false;      // each rank leaves out others
@@ -63,7 +65,10 @@ struct Program {
   std::vector<Split> splits;  // communicators behind the first
   Model model;
   Model later;
-  EngineOptions options;  // at stage 0, in host memory
+  EngineOptions options;  // at least_stage, in host memory
+  int least_stage = 0;    // stages that give the same bits
+  int most_stage = 3;
+  bool abandons = false;  // a window is left open at the end
   std::vector<Step> steps;
 };
 
@@ -72,6 +77,7 @@ struct Way {
   EngineOptions options;
   std::vector<std::optional<OffloadOptions>> moves;  // before each step
   std::vector<std::string> faults;                   // of each rank's disk; empty: the options'
+  bool uneven = false;                               // each rank has budgets of its own
 };
 
 Program MakeProgram(uint64_t seed);
@@ -81,6 +87,9 @@ Way Vary(const Program& program, Random& random, const std::string& folder);
 Way VaryWithFaults(const Program& program, Random& random, const std::string& folder);
 std::string Describe(const Program& program);
 std::string Describe(const Way& way);
+
+// What a rank gives, where all are told `offload`.
+OffloadOptions OffloadOf(const Way& way, OffloadOptions offload, int rank);
 
 // Of each rank.
 std::vector<std::vector<Communicator>> MakeCommunicators(const Program& program);
@@ -101,5 +110,7 @@ std::string CompareFaulty(const std::vector<Outcome>& a, const std::vector<Outco
 
 // Calls in any order, the same on all ranks; then a right step. Empty, or what went wrong.
 std::string RunWrongUse(const Program& program, const Way& way, uint64_t seed);
+// The same, but one rank makes calls that the others do not; what matters is that all calls end.
+std::string RunAstray(const Program& program, const Way& way, uint64_t seed);
 
 }  // namespace zerohold::fuzz

@@ -43,7 +43,7 @@ class Rank {
         world_(communicators[0].size()),
         model_(ModelOf(program, program.model, rank_)) {
     EngineOptions options = way.options;
-    if (!way.faults.empty()) options.offload.faults = way.faults[rank_];
+    options.offload = OffloadOf(way, options.offload, rank_);
     auto engine = Engine::Create(options, communicators, model_.parameters, model_.units);
     Must(engine.status(), "Create");
     engine_ = *std::move(engine);
@@ -54,11 +54,12 @@ class Rank {
     const Step& step = program_.steps[index];
     Random random(step.seed);
     const bool moves = index < way_.moves.size() && way_.moves[index];
-    if (moves && step.seed % 2 == 0) Must(engine_->Move(*way_.moves[index]), "Move");
+    if (moves && step.seed % 2 == 0) Move(*way_.moves[index]);
     if (step.adds) AddLater();
+    if (step.adopts) Adopt(static_cast<int>(step.seed % 7));
     for (int i = 0; i < step.writes; ++i) Access(random);
     if (step.evaluates) Evaluate(random);
-    if (moves && step.seed % 2 == 1) Must(engine_->Move(*way_.moves[index]), "Move");
+    if (moves && step.seed % 2 == 1) Move(*way_.moves[index]);
     if (random.OneIn(4)) {
       const GroupOptions& group = program_.options.groups[0];
       Must(engine_->SetGroup(0, {.learning_rate = 0.02, .momentum = group.momentum}), "SetGroup");
@@ -93,11 +94,29 @@ class Rank {
     }
     Must(engine_->Quiesce(), "Quiesce");
     for (UnitId unit = 0; unit < Units(); ++unit) Look(unit, AcquireMode::kEvaluate);
-    Must(engine_->Close(), "Close");
-    return std::move(outcome_);
+    Outcome outcome = std::move(outcome_);
+    if (program_.abandons) {
+      Abandon();
+    } else {
+      Must(engine_->Close(), "Close");
+    }
+    return outcome;
   }
 
  private:
+  // Ends in the middle of things. Who ends first may be missed by another, which then fails.
+  void Abandon() {
+    const Step& step = program_.steps.back();
+    Random random(step.seed);
+    try {
+      MicroBatch(step, random, 0, random.OneIn(2), false);
+    } catch (const Failure&) {
+      return;
+    }
+    if (random.OneIn(2)) engine_->Step().IgnoreError();
+    if (random.OneIn(2)) engine_->Close().IgnoreError();
+  }
+
   static void Must(const Status& status, const char* call) {
     if (!status.ok()) throw Failure{call, status};
   }
@@ -124,8 +143,31 @@ class Rank {
     return rule != UpdateRule::kSgd && rule != UpdateRule::kLion;
   }
 
+  void Move(const OffloadOptions& offload) {
+    Must(engine_->Move(OffloadOf(way_, offload, rank_)), "Move");
+  }
+
+  // The copies of all units become the masters; some are written before. Where they are not there
+  // outside an acquire, by way of one. A disk that failed on this rank alone is told by Step.
+  void Adopt(int salt) {
+    const bool away = way_.options.zero_stage == 3;
+    engine_->Quiesce().IgnoreError();
+    for (UnitId unit = 0; unit < Units(); ++unit) {
+      const bool writes = (unit + salt) % 2 == 0;
+      if (away) Must(engine_->Acquire(unit, AcquireMode::kWrite), "Acquire(kWrite)");
+      if (writes) Fill(unit, salt);
+      if (away) Must(engine_->Release(unit), "Release");
+    }
+    Must(engine_->AdoptParameters(), "AdoptParameters");
+  }
+
   void WriteUnit(UnitId unit, int salt) {
     Must(engine_->Acquire(unit, AcquireMode::kWrite), "Acquire(kWrite)");
+    Fill(unit, salt);
+    Must(engine_->Release(unit), "Release");
+  }
+
+  void Fill(UnitId unit, int salt) {
     for (const ParameterId id : IdsOf(unit, false)) {
       const TensorView view = engine_->Parameter(id);
       const int own = 5 * ColorOf(id);
@@ -133,7 +175,6 @@ class Rank {
         Put(view, i, static_cast<float>((id * 50 + i * 7 + salt + own) % 61) / 32.0f - 1.0f);
       }
     }
-    Must(engine_->Release(unit), "Release");
   }
 
   // What the trainer sees goes into the outcome.
@@ -206,7 +247,10 @@ class Rank {
     if (step.interrupts && random.OneIn(2)) Evaluate(random);
     Must(engine_->BeginMicroBatch(weighted ? 1.0 + rank_ : 1.0, last), "BeginMicroBatch");
     for (UnitId unit = 0; unit < Units(); ++unit) {
+      const bool next = step.holds && unit + 1 < Units();
+      if (next) Must(engine_->Acquire(unit + 1, AcquireMode::kForward), "Acquire");
       Look(unit, AcquireMode::kForward, step.nests);
+      if (step.holds && unit > 0) Must(engine_->Release(unit), "Release");
     }
     if (step.interrupts && random.OneIn(2)) Evaluate(random);
     std::vector<UnitId> order(Units());
@@ -220,18 +264,25 @@ class Rank {
         if (rank == (step.apart ? rank_ : 0)) absent = out;
       }
       if (!absent) {
-        Backward(unit, batch, overflow, step.nests);
+        Backward(unit, batch, overflow ? (step.seed % 2 == 0 ? INFINITY : NAN) : 0.0f, step);
         continue;
       }
       // At stage 3 all ranks acquire alike, and say what others may have.
       if (step.apart) Look(unit, AcquireMode::kForward, step.nests);
       if (step.apart || step.seed % 2 == 0) Must(engine_->GradAbsent(unit), "GradAbsent");
     }
+    ReportHeld();
   }
 
-  void Backward(UnitId unit, int batch, bool overflow, bool nests) {
+  // A report that waited for the next unit's backward pass.
+  void ReportHeld() {
+    if (held_ >= 0) Must(engine_->GradReady(std::exchange(held_, -1)), "GradReady");
+  }
+
+  // `spoils` goes into one element of each gradient, unless it is 0.
+  void Backward(UnitId unit, int batch, float spoils, const Step& step) {
     Must(engine_->Acquire(unit, AcquireMode::kBackward), "Acquire(kBackward)");
-    if (nests) Must(engine_->Acquire(unit, AcquireMode::kBackward), "Acquire(kBackward)");
+    if (step.nests) Must(engine_->Acquire(unit, AcquireMode::kBackward), "Acquire(kBackward)");
     const auto scale = static_cast<float>(engine_->LossScale());
     for (const ParameterId id : IdsOf(unit, true)) {
       const TensorView value = engine_->Parameter(id);
@@ -242,11 +293,16 @@ class Rank {
         const float add = (0.1f * Get(value, i) + 0.01f * (phase - 48.0f)) * 0.01f * scale;
         Put(gradient, i, Get(gradient, i) + add);
       }
-      if (overflow && value.elems > 0) Put(gradient, value.elems / 2, INFINITY);
+      if (spoils != 0.0f && value.elems > 0) Put(gradient, value.elems / 2, spoils);
     }
-    Must(engine_->GradReady(unit), "GradReady");
+    ReportHeld();
+    if (step.holds) {
+      held_ = unit;
+    } else {
+      Must(engine_->GradReady(unit), "GradReady");
+    }
     Must(engine_->Release(unit), "Release");
-    if (nests) Must(engine_->Release(unit), "Release");
+    if (step.nests) Must(engine_->Release(unit), "Release");
   }
 
   const Program& program_;
@@ -256,6 +312,7 @@ class Rank {
   Model model_;
   std::unique_ptr<Engine> engine_;
   Outcome outcome_;
+  UnitId held_ = -1;  // its backward pass is done, and it has not reported
 };
 
 bool Equal(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }

@@ -1,4 +1,4 @@
-// Calls in any order, the same on all ranks.
+// Calls in any order, the same on all ranks, or with one rank astray.
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
@@ -13,6 +13,12 @@ namespace {
 bool Broken(const Status& status) {
   return absl::IsInternal(status) || absl::IsAborted(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsUnknown(status) || absl::IsDataLoss(status) || absl::IsUnavailable(status);
+}
+
+// Nor what a rank may bring about that does not do what the others do.
+bool BrokenAstray(const Status& status) {
+  return absl::IsInternal(status) || absl::IsUnknown(status) || absl::IsDataLoss(status) ||
+         absl::IsUnavailable(status);
 }
 
 class Caller {
@@ -48,7 +54,8 @@ class Caller {
       case 7:
       case 8:
       case 9:
-        return Told(absl::StrCat("GradReady ", unit), engine_.GradReady(unit));
+        return last ? Told(absl::StrCat("GradReady ", unit), engine_.GradReady(unit))
+                    : Told(absl::StrCat("GradAbsent ", unit), engine_.GradAbsent(unit));
       case 10:
       case 11:
         return Told(absl::StrCat("BeginMicroBatch ", last), engine_.BeginMicroBatch(1.0, last));
@@ -68,6 +75,10 @@ class Caller {
     }
   }
 
+  // Of a rank that does not hear what others do: its peers are missed sooner or later.
+  void set_astray() { broken_by_ = &BrokenAstray; }
+  const std::string& broken() const { return broken_; }
+
   // Ends what is open, then a step that must be applied.
   std::string Recover() {
     for (UnitId unit = 0; unit < units_; ++unit) {
@@ -86,7 +97,7 @@ class Caller {
 
  private:
   std::string Told(const std::string& call, const Status& status) {
-    if (Broken(status)) absl::StrAppend(&broken_, call, ": ", status.ToString(), "\n");
+    if (broken_by_(status)) absl::StrAppend(&broken_, call, ": ", status.ToString(), "\n");
     return absl::StrCat(call, " -> ", static_cast<int>(status.code()), "\n");
   }
 
@@ -110,6 +121,7 @@ class Caller {
   int64_t units_;
   int64_t parameters_;
   int added_ = 0;
+  bool (*broken_by_)(const Status&) = &Broken;
   std::string broken_;
 };
 
@@ -146,6 +158,44 @@ std::string RunWrongUse(const Program& program, const Way& way, uint64_t seed) {
     }
   }
   if (!text.empty()) absl::StrAppend(&text, "calls of rank 0:\n", calls[0]);
+  return text;
+}
+
+std::string RunAstray(const Program& program, const Way& way, uint64_t seed) {
+  const std::vector<std::vector<Communicator>> communicators = MakeCommunicators(program);
+  EngineOptions options = way.options;
+  options.communication_timeout_s = 0.5;
+  std::vector<std::string> texts(program.world);
+  std::vector<std::thread> threads;
+  const auto stray = static_cast<int>(seed % program.world);
+  for (int rank = 0; rank < program.world; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Model model = ModelOf(program, program.model, rank);
+      auto engine = Engine::Create(options, communicators[rank], model.parameters, model.units);
+      if (!engine.ok()) {  // in time, or not
+        if (BrokenAstray(engine.status())) texts[rank] = engine.status().ToString();
+        return;
+      }
+      Random random(seed);
+      Random own(seed + 1);
+      Caller caller(program, way, **engine);
+      caller.set_astray();
+      for (int i = 0; i < 60; ++i) {
+        if (rank == stray && own.OneIn(20)) texts[rank] += "astray: " + caller.Call(own);
+        texts[rank] += caller.Call(random);
+      }
+      if (caller.broken().empty()) {
+        texts[rank].clear();
+      } else {
+        texts[rank] = caller.broken() + "calls:\n" + texts[rank];
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::string text;
+  for (int rank = 0; rank < program.world; ++rank) {
+    if (!texts[rank].empty()) absl::StrAppend(&text, "rank ", rank, ": ", texts[rank], "\n");
+  }
   return text;
 }
 
