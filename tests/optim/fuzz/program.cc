@@ -149,11 +149,11 @@ OffloadOptions DrawOffload(Random& random, const std::string& folder) {
 }
 
 // Where disks are used: of gradients and parameters, at stages that have them in frames.
-void DrawBudgets(Random& random, EngineOptions& options) {
-  if (options.offload.nvme_paths.empty()) return;
+void DrawBudgets(Random& random, int zero_stage, OffloadOptions& offload) {
+  if (offload.nvme_paths.empty()) return;
   const auto budget = [&] { return random.Of<int64_t>({0, 3000, OffloadOptions::kAllBytes}); };
-  if (options.zero_stage >= 2) options.offload.host_gradients_bytes = budget();
-  if (options.zero_stage >= 3) options.offload.host_parameters_bytes = budget();
+  if (zero_stage >= 2) offload.host_gradients_bytes = budget();
+  if (zero_stage >= 3) offload.host_parameters_bytes = budget();
 }
 
 // Micro-batches that are summed; in one order at all stages, or in one for each two of them.
@@ -268,18 +268,14 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   if (!wide) options.max_live_gradients_bytes = 0;
   if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
   if (random.OneIn(2)) options.offload = DrawOffload(random, folder);
-  DrawBudgets(random, options);
+  DrawBudgets(random, options.zero_stage, options.offload);
   way.uneven = random.OneIn(3);
-  const bool stays = options.offload.host_parameters_bytes != OffloadOptions::kAllBytes ||
-                     options.offload.host_gradients_bytes != OffloadOptions::kAllBytes;
   const bool moves = random.OneIn(3);
   for (size_t i = 0; i < program.steps.size(); ++i) {
     way.moves.emplace_back();
     if (!moves || !random.OneIn(2)) continue;
-    const bool home = !stays && random.OneIn(3);
-    way.moves.back() = home ? OffloadOptions() : DrawOffload(random, folder);
-    way.moves.back()->host_parameters_bytes = options.offload.host_parameters_bytes;
-    way.moves.back()->host_gradients_bytes = options.offload.host_gradients_bytes;
+    way.moves.back() = random.OneIn(3) ? OffloadOptions() : DrawOffload(random, folder);
+    DrawBudgets(random, options.zero_stage, *way.moves.back());
   }
   return way;
 }
@@ -289,7 +285,7 @@ Way VaryWithFaults(const Program& program, Random& random, const std::string& fo
   way.moves.clear();
   OffloadOptions& offload = way.options.offload;
   offload = DrawOffload(random, folder);
-  DrawBudgets(random, way.options);
+  DrawBudgets(random, way.options.zero_stage, offload);
   if (random.OneIn(2)) way.options.record_elems = 256;  // many transfers
   const std::string faults = absl::StrCat(
       random.Of({"eio", "enospc", "flip", "stale"}), "=", random.Of({"0.3", "0.05", "0.01"}),
