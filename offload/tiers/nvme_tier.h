@@ -38,8 +38,10 @@ class NvmeTier {
     std::vector<std::string> folders;
     std::vector<double> shares;               // of each folder, > 0; empty: the same for all
     std::vector<int64_t> payload_bytes;       // of each record
-    std::vector<std::span<std::byte>> slots;  // memory that transfers will use
-    int depth = 64;                           // transfers in flight
+    std::vector<std::span<std::byte>> slots;  // memory to be registered
+    // Whose all slots are; null: the caller's, who keeps them for ever once a transfer timed out.
+    std::shared_ptr<io::TransferMemory> memory = nullptr;
+    int depth = 64;  // transfers in flight
     double timeout_s = 600.0;
     // Makes what moves the bytes; tests put faults or a throttle around it.
     std::function<std::unique_ptr<io::IoBackend>()> backend;
@@ -53,7 +55,8 @@ class NvmeTier {
   static std::byte* Payload(std::byte* slot) { return slot + kHeaderBytes; }
 
   // Starts moving the record into, or out of, the slot. `done` is called once, with the mover's
-  // status; it may be called before Fetch returns.
+  // status; it may be called before Fetch returns. When memory was given up (mover.h) nothing is
+  // moved or written any more, and the answer is Unavailable.
   void Fetch(int64_t record, std::byte* slot, Done done, void* context);
   void Store(int64_t record, std::byte* slot, Done done, void* context);
 
@@ -88,10 +91,13 @@ class NvmeTier {
   // Sets each record's file and offset; gives each file's size.
   std::vector<int64_t> PlaceRecords(const Settings& settings);
   io::Mover::Request Request(const Place& place, std::byte* slot) const;
+  absl::Status GivenUp(int64_t record) const;
   std::string Name(int64_t record) const;
 
   std::vector<Place> places_;
-  std::vector<io::RecordFile> files_;
+  std::shared_ptr<std::vector<io::RecordFile>> files_ =
+      std::make_shared<std::vector<io::RecordFile>>();
+  std::shared_ptr<io::TransferMemory> memory_;
   std::unique_ptr<io::Mover> mover_;  // ends before the files
 };
 

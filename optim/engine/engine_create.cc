@@ -310,6 +310,7 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                                  .options = input_.options.offload,
                                  .staging = staging,
                                  .pinned = pinned.ok(),
+                                 .staging_owner = memory_->arenas().staging,
                                  .before = before == nullptr ? nullptr : before->records_.get(),
                                  .move = move,
                                  .timeout_s = input_.options.communication_timeout_s,

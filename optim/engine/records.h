@@ -57,8 +57,9 @@ class Records {
     const layout::Layout& layout;
     const MemoryPlan& plan;
     const OffloadOptions& options;
-    std::span<std::byte> staging;  // all slots of the plan, those of records first
-    bool pinned;                   // staging; what is not is not registered either
+    std::span<std::byte> staging;               // all slots of the plan, those of records first
+    bool pinned;                                // staging; what is not is not registered either
+    std::shared_ptr<const void> staging_owner;  // whose mapping it is
     Records* before;
     bool move;
     double timeout_s;  // of a transfer
@@ -96,6 +97,10 @@ class Records {
   using Visitor = std::function<void(const RecordArrays&)>;
   absl::Status Visit(int64_t record, bool write, const Visitor& visit);
   absl::Status VisitGradient(int64_t record, bool write, const Visitor& visit);
+
+  // A transfer timed out and may still be carried out: the slots may not be written any more, and
+  // all transfers are refused. Any thread.
+  bool given_up() const { return transfer_memory_->given_up(); }
 
   // From and to disk since the call before.
   io::MoverCounters TakeMoved();
@@ -165,6 +170,8 @@ class Records {
   std::vector<Places> places_;
   std::vector<staging::Lease> leases_;
   std::deque<Transfers> transfers_;
+  const std::shared_ptr<const void> staging_owner_;
+  std::shared_ptr<io::TransferMemory> transfer_memory_;
   std::unique_ptr<staging::SlotPool> pool_;
   std::byte* gradient_slot_ = nullptr;  // the first of them
   std::vector<std::shared_ptr<const Part>> parts_;

@@ -5,14 +5,20 @@
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <map>
 
 #include "offload/io/backends.h"
+#include "offload/io/completion_queue.h"
+#include "src/memory/host_buffer.h"
 #include "tests/offload/io/block_memory.h"
+#include "tests/src/memory/child.h"
 
 namespace zerohold::tiers {
 namespace {
@@ -139,6 +145,65 @@ TEST(NvmeTier, WhatIsNotWhatWasStoredLastIsTold) {
   ExpectLost(*tier, 1, before, 3 * kBlock, "is stale: version 1 came back, 2 was stored last");
   Fetch(*tier, 1, slot.block(0));
   EXPECT_TRUE(tier->Check(1, slot.block(0)).ok());
+}
+
+// Answers nothing; the test carries transfers out when it likes.
+class LateBackend final : public io::IoBackend {
+ public:
+  explicit LateBackend(std::vector<io::Transfer>* late) : late_(late) {}
+  const char* name() const override { return "late"; }
+  absl::Status Open(std::span<const int> descriptors, std::span<const std::span<std::byte>>,
+                    int) override {
+    file_ = descriptors[0];
+    return absl::OkStatus();
+  }
+  void Submit(std::span<const io::Transfer> transfers) override {
+    late_->insert(late_->end(), transfers.begin(), transfers.end());
+    for (io::Transfer& transfer : *late_) transfer.file = file_;
+  }
+  int64_t Reap(std::span<io::Completion> completions, int64_t timeout_ns) override {
+    return none_.Reap(completions, timeout_ns);
+  }
+  void Wake() override { none_.Wake(); }
+
+ private:
+  std::vector<io::Transfer>* const late_;
+  int file_ = -1;
+  io::CompletionQueue none_;
+};
+
+// The disk moves bytes after the tier, the slots and who owned them are gone: they find the memory
+// and the file that they were meant for. In a child, whose end takes those.
+TEST(NvmeTier, ATransferThatTimedOutMayComeAfterTheEnd) {
+  EXPECT_EQ(
+      memory::InChild([]() -> std::string {
+        std::vector<io::Transfer> late;
+        {
+          memory::Ledger ledger;
+          auto buffer = std::make_shared<const memory::HostBuffer>(
+              memory::HostBuffer::Allocate(4 * kBlock, MemoryKind::kStaging, &ledger).value());
+          auto* const bytes = static_cast<std::byte*>(buffer->data());
+          NvmeTier::Settings settings = Settings({kBlock, kBlock});
+          settings.backend = [&late] { return std::make_unique<LateBackend>(&late); };
+          settings.timeout_s = 0.05;
+          settings.memory = std::make_shared<io::TransferMemory>(std::move(buffer));
+          const auto tier = Create(settings);
+          tier->Seal(0, bytes);
+          const absl::Status lost = Move(*tier, &NvmeTier::Store, 0, bytes);
+          if (!absl::IsDeadlineExceeded(lost)) return lost.ToString();
+          // What the late transfer has is given to nobody: not even zeros are written there.
+          bytes[1] = std::byte{7};
+          for (const Verb verb : {&NvmeTier::Fetch, &NvmeTier::Store}) {
+            const absl::Status refused = Move(*tier, verb, 1, bytes);
+            if (!absl::IsUnavailable(refused)) return refused.ToString();
+          }
+          if (bytes[1] != std::byte{7}) return "written";
+        }
+        if (late.size() != 1) return "not one transfer";
+        const ssize_t moved = pwrite(late[0].file, late[0].memory, late[0].bytes, 0);
+        return moved == late[0].bytes ? "" : std::strerror(errno);
+      }),
+      "");
 }
 
 // Each folder gets its share, and no record is cut or lies on another.
