@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "src/base/check.h"
 #include "src/base/hash.h"
@@ -29,8 +30,16 @@ int64_t NvmeTier::SlotBytes(std::span<const int64_t> payload_bytes) {
 
 absl::StatusOr<std::unique_ptr<NvmeTier>> NvmeTier::Create(Settings settings) {
   ZH_CHECK(!settings.folders.empty());
-  if (settings.shares.empty()) settings.shares.assign(settings.folders.size(), 1.0);
+  if (settings.shares.empty()) {
+    if (settings.disks.rate == nullptr) {
+      const auto bytes =
+          std::accumulate(settings.payload_bytes.begin(), settings.payload_bytes.end(), int64_t{0});
+      settings.disks = RealDisks(bytes, settings.timeout_s);
+    }
+    ZH_ASSIGN_OR_RETURN(settings.shares, SharesOf(settings.folders, settings.disks));
+  }
   std::unique_ptr<NvmeTier> tier(new NvmeTier);
+  tier->shares_ = settings.shares;
   const std::vector<int64_t> sizes = tier->PlaceRecords(settings);
   std::vector<io::File> files;
   for (size_t i = 0; i < sizes.size(); ++i) {

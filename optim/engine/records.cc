@@ -211,7 +211,9 @@ absl::Status Records::CreateTier(const Input& input, Part& part) {
   settings.payload_bytes = PlaceSections(input, part, first);
   part.Count(+1);
   if (settings.payload_bytes.empty()) return absl::OkStatus();
-  settings.folders = input.options.nvme_paths;
+  settings.folders = part.folders = input.options.nvme_paths;
+  settings.shares =
+      input.before == nullptr ? std::vector<double>() : input.before->KnownShares(part.folders);
   if (input.pinned) settings.slots = {input.staging};
   settings.depth = input.plan.placement.transfers();
   settings.timeout_s = input.timeout_s;
@@ -227,6 +229,14 @@ absl::Status Records::CreateTier(const Input& input, Part& part) {
     }
   }
   return absl::OkStatus();
+}
+
+// What was measured of these folders; empty when nothing was.
+std::vector<double> Records::KnownShares(const std::vector<std::string>& folders) const {
+  for (const auto& part : parts_) {
+    if (part->tier != nullptr && part->folders == folders) return part->tier->shares();
+  }
+  return {};
 }
 
 RecordArrays Records::ArraysIn(std::byte* slot, int64_t record) const {

@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -127,6 +128,7 @@ class Records {
     memory::Ledger* const ledger;
     std::vector<memory::HostBuffer> buffers;
     std::unique_ptr<tiers::NvmeTier> tier;  // null: none rests on disk
+    std::vector<std::string> folders;       // its
     ArrayBytes on_disk;                     // counted
     int64_t gradients_on_disk = 0;
   };
@@ -155,6 +157,7 @@ class Records {
   std::vector<int64_t> PlaceSections(const Input& input, Part& part, size_t first);
   absl::Status CreateTier(const Input& input, Part& part);
   absl::Status CopyFrom(Records& before);
+  std::vector<double> KnownShares(const std::vector<std::string>& folders) const;
   void Lease(int64_t record);
   Sections Read(int64_t record) const;  // those that an update starts from
   void Move(int64_t record, Sections sections, io::Direction direction,
