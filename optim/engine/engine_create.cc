@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "offload/staging/numa.h"
 #include "offload/staging/pin.h"
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
@@ -303,6 +304,8 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
   if (before == nullptr || before->memory_->arenas().staging != memory_->arenas().staging) {
     if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
     if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
+    const absl::Status placed = staging::PlaceNear(staging);
+    if (!placed.ok()) input_.options.notice(std::string(placed.message()));
   }
   ZH_ASSIGN_OR_RETURN(
       records_, Records::Create({.layout = layout_,
