@@ -31,6 +31,7 @@ StatusOr<std::unique_ptr<DiskReplay>> DiskReplay::Create(const HeldStates& held,
   settings.folders = offload.nvme_paths;
   settings.payload_bytes = replay->PlaceSections(held);
   settings.slots = {{replay->slots_[0].memory, static_cast<size_t>(bytes)}};
+  settings.memory = std::make_shared<io::TransferMemory>(replay->memory_);
   settings.depth = std::min(255, 3 * held.slots);
   settings.backend = [&offload] { return MakeBackend(offload); };
   settings.notice = [](const std::string&) {};
@@ -43,11 +44,11 @@ StatusOr<std::unique_ptr<DiskReplay>> DiskReplay::Create(const HeldStates& held,
 DiskReplay::DiskReplay(const HeldStates& held, memory::HostBuffer memory)
     : records_(std::ssize(held.records)),
       copy_is_read_(held.copy_is_read),
-      memory_(std::move(memory)) {
+      memory_(std::make_shared<const memory::HostBuffer>(std::move(memory))) {
   for (int i = 0; i < held.slots; ++i) {
-    slots_.push_back({this, static_cast<std::byte*>(memory_.data()) + i * held.slot_bytes});
+    slots_.push_back({this, static_cast<std::byte*>(memory_->data()) + i * held.slot_bytes});
   }
-  auto* const words = static_cast<uint64_t*>(memory_.data());
+  auto* const words = static_cast<uint64_t*>(memory_->data());
   for (int64_t i = 0; i < held.slots * held.slot_bytes / 8; ++i) {
     words[i] = static_cast<uint64_t>(i + 1) * 0x9e3779b97f4a7c15u;
   }

@@ -71,7 +71,7 @@ class DiskReplay {
   const int64_t records_;  // of a step
   const bool copy_is_read_;
   std::vector<Place> places_;  // in the files
-  const memory::HostBuffer memory_;
+  const std::shared_ptr<const memory::HostBuffer> memory_;
   std::vector<Slot> slots_;
   std::unique_ptr<tiers::NvmeTier> tier_;
 

@@ -84,9 +84,12 @@ enum class IoEngine : uint8_t { kBest, kUring, kThreads };
 // Where optimizer states rest between steps: in host memory, or in files on local disks, from where
 // a step brings them record by record into pinned staging and back.
 struct OffloadOptions {
-  // Folders on local disks for what host memory is not to hold; records are spread over them.
-  // Their files have no name: nothing is left behind, and two jobs may share a folder. May differ
-  // over ranks, but all ranks give some, or none. None: everything is in host memory.
+  // Folders on local disks for what host memory is not to hold; records are spread over them, in
+  // proportion to what their disks write and read in a second, which Create measures for at most
+  // 0.2 s a disk where there are several. Folders of one file system count as one disk and share
+  // its rate alike. The result never depends on it, but the room that a folder needs does. Files
+  // have no name: nothing is left behind, and two jobs may share a folder. May differ over ranks,
+  // but all ranks give some, or none. None: everything is in host memory.
   std::vector<std::string> nvme_paths;
   // Bytes of optimizer states that this rank keeps in host memory when there are nvme_paths; the
   // first records of the model. >= 0. It, window, io_engine, faults, read_rate and write_rate mean

@@ -22,7 +22,7 @@ struct Transfer {
   int64_t offset_bytes = 0;
   std::byte* memory = nullptr;
   int64_t bytes = 0;
-  uint64_t tag = 0;  // comes back with the completion; any value but the largest
+  uint64_t tag = 0;  // comes back with the completion; any value but the two largest
 };
 
 struct Completion {
@@ -44,6 +44,9 @@ class IoBackend {
                             std::span<const std::span<std::byte>> memory, int depth) = 0;
   // Starts all of them; not blocking. They may complete in any order.
   virtual void Submit(std::span<const Transfer> transfers) = 0;
+  // Asks that a transfer in flight ends soon; not blocking. It completes in any case, with
+  // -ECANCELED where it was not begun; and as if nothing had been asked where it cannot be ended.
+  virtual void Cancel(uint64_t /*tag*/) {}
   // Completions so far, at most completions.size(); waits for the first one, or for a Wake, for at
   // most timeout_ns (a Wake that came before counts). Returns how many.
   virtual int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) = 0;

@@ -46,6 +46,14 @@ class Decorator : public IoBackend {
     if (!batch_.empty()) under_->Submit(batch_);
   }
 
+  // What is held back has been carried out.
+  void Cancel(uint64_t tag) final {
+    for (int i = 0; i < passed_.capacity(); ++i) {
+      const Passed* passed = passed_.Find(i);
+      if (passed != nullptr && passed->tag == tag) return under_->Cancel(static_cast<uint64_t>(i));
+    }
+  }
+
   int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) final {
     const int64_t deadline_ns = telemetry::NowNs() + timeout_ns;
     for (;;) {

@@ -2,7 +2,7 @@
 //  1. submit again what was moved in part or put off, then start new transfers while there is room;
 //  2. reap, for as long as nothing else is to be done;
 //  3. per completion: done, or again from where it ended, or an error in words;
-//  4. fail what has passed its deadline.
+//  4. cancel what has passed its deadline, and give up what could not be cancelled.
 #include "offload/io/mover.h"
 
 #include <absl/strings/str_cat.h>
@@ -83,11 +83,13 @@ struct Mover::Impl {
     int tries = 0;             // without progress, in a row
     bool submitted = false;    // the backend has it
     int64_t submit_at_ns = 0;  // otherwise
+    bool cancelled = false;    // the deadline, and what was asked of the backend, is behind it
     bool answered = false;     // `done` was called; its memory is still the backend's
   };
 
   Impl(std::unique_ptr<IoBackend> io, std::vector<File> to, const Settings& with)
       : backend(std::move(io)), files(std::move(to)), settings(with), queue(with.depth) {
+    if (settings.memory == nullptr) settings.memory = std::make_shared<TransferMemory>();
     entries.Reset(settings.depth);
     batch.reserve(settings.depth);
     completions.resize(settings.depth);
@@ -105,11 +107,11 @@ struct Mover::Impl {
   void Account(int64_t now_ns);
   std::string Describe(const Request& request) const;
   absl::Status Failed(const Entry& entry, absl::StatusCode code, const std::string& why) const;
-  absl::Status TimedOut(const Request& request, int64_t done_bytes) const;
+  absl::Status TimedOut(const Request& request, int64_t done_bytes, const char* besides) const;
 
   std::unique_ptr<IoBackend> backend;
   const std::vector<File> files;
-  const Settings settings;
+  Settings settings;
 
   base::BlockingQueue<Waiting> queue;  // from any thread to the owner
   std::atomic<bool> closing{false};
@@ -186,10 +188,14 @@ void Mover::Impl::Complete(const Completion& completion, int64_t now_ns) {
   const Request& request = entry.request;
   --in_flight[IndexOf(request.direction)];
   entry.submitted = false;
-  if (entry.answered) {  // too late; its memory is free now
+  if (entry.answered) {  // too late
     entries.Take(number);
     --answered;
     return;
+  }
+  const int64_t left_bytes = request.bytes - entry.moved_bytes;
+  if (entry.cancelled && completion.result < left_bytes) {
+    return Answer(number, TimedOut(request, entry.moved_bytes, ""));
   }
   if (completion.result < 0) {
     const auto error = static_cast<int>(-completion.result);
@@ -197,7 +203,6 @@ void Mover::Impl::Complete(const Completion& completion, int64_t now_ns) {
     const absl::StatusCode code = CodeOf(error);
     return Answer(number, Failed(entry, code, absl::StrCat(std::strerror(error), MendOf(code))));
   }
-  const int64_t left_bytes = request.bytes - entry.moved_bytes;
   ZH_CHECK(completion.result <= left_bytes, completion.result, left_bytes);
   if (completion.result == 0 && request.direction == Direction::kRead) {
     const absl::Status status =
@@ -235,20 +240,30 @@ void Mover::Impl::Expire(int64_t now_ns) {
   for (int i = 0; i < entries.capacity(); ++i) {
     Entry* entry = entries.Find(i);
     if (entry == nullptr || entry->answered || entry->deadline_ns > now_ns) continue;
-    const absl::Status status = TimedOut(entry->request, entry->moved_bytes);
     if (!entry->submitted) {
-      Answer(i, status);
+      Answer(i, TimedOut(entry->request, entry->moved_bytes, ""));
       continue;
     }
+    if (!entry->cancelled) {
+      entry->cancelled = true;
+      entry->deadline_ns = now_ns + static_cast<int64_t>(kCancelSeconds * kSecondNs);
+      backend->Cancel(static_cast<uint64_t>(i));
+      continue;
+    }
+    settings.memory->GiveUp();
     entry->answered = true;
     ++answered;
-    entry->request.done(entry->request.context, status);
+    entry->request.done(entry->request.context,
+                        TimedOut(entry->request, entry->moved_bytes,
+                                 ", nor could it be cancelled: the disk may still carry it out, so "
+                                 "its file and all staging memory stay as they are, unused, until "
+                                 "this process ends"));
   }
   // Only when those in flight leave no room: it could have been started otherwise.
   while (entries.full() && NextWaiting() && next->deadline_ns <= now_ns) {
     const Request request = next->request;
     next.reset();
-    request.done(request.context, TimedOut(request, 0));
+    request.done(request.context, TimedOut(request, 0, ""));
   }
 }
 
@@ -285,10 +300,11 @@ absl::Status Mover::Impl::Failed(const Entry& entry, absl::StatusCode code,
                                          " of them moved, by ", backend->name(), ": ", why));
 }
 
-absl::Status Mover::Impl::TimedOut(const Request& request, int64_t done_bytes) const {
+absl::Status Mover::Impl::TimedOut(const Request& request, int64_t done_bytes,
+                                   const char* besides) const {
   return absl::DeadlineExceededError(
       absl::StrCat(Describe(request), ", ", done_bytes, " of them moved, by ", backend->name(),
-                   ": not through within ", settings.timeout_s, " s"));
+                   ": not through within ", settings.timeout_s, " s", besides));
 }
 
 absl::StatusOr<std::unique_ptr<Mover>> Mover::Create(std::unique_ptr<IoBackend> backend,
@@ -311,8 +327,12 @@ Mover::~Mover() {
   impl_->closing.store(true);
   impl_->backend->Wake();
   impl_->owner.join();
-  // Its destructor would wait for what does not end.
-  if (impl_->answered > 0) static_cast<void>(impl_->backend.release());
+  if (impl_->answered == 0) return;
+  // Leaked on purpose, with all that a late transfer touches. The backend's destructor would wait
+  // for what does not end.
+  using Kept = std::pair<std::shared_ptr<TransferMemory>, std::shared_ptr<const void>>;
+  static_cast<void>(new Kept(impl_->settings.memory, impl_->settings.files));
+  static_cast<void>(impl_->backend.release());
 }
 
 void Mover::Move(const Request& request) {

@@ -6,11 +6,13 @@
 // Threads: Move from any thread, `done` too. `done` is called once for each on the ring owner's
 // thread, which it must not block. Invariants:
 //  1. Transfers start in the order of the Moves, as far as `depth` allows, none is skipped.
-//  2. Every Move is answered within the timeout.
+//  2. Every Move is answered within the timeout and, where the backend has it, kCancelSeconds more.
 //  3. After warm-up nothing is allocated, but for the words of an error.
 //
-// Hazard: the memory of a transfer that timed out may still be read or written by the kernel, so
-// whoever gets DeadlineExceeded must neither use nor unmap it again while the process lives.
+// A transfer that times out is cancelled, which must be waited for a while. If the backend still
+// has it then, the kernel may carry it out at any time, even when the process has forgotten it. So
+// the memory of all transfers is given up before the answer (transfer_memory.h), and when the mover
+// ends, the backend, that memory and the files are left as they are until the process ends.
 #pragma once
 
 #include <absl/status/status.h>
@@ -23,6 +25,7 @@
 #include <vector>
 
 #include "offload/io/backend.h"
+#include "offload/io/transfer_memory.h"
 
 namespace zerohold::io {
 
@@ -55,15 +58,18 @@ class Mover {
   struct Settings {
     int depth = 64;            // transfers in flight at a time
     double timeout_s = 600.0;  // from Move to `done`: then DeadlineExceeded naming the transfer
+    // What all transfers use, and what the files' descriptors belong to; null: the caller's own.
+    std::shared_ptr<TransferMemory> memory = nullptr;
+    std::shared_ptr<const void> files = nullptr;
   };
+  static constexpr double kCancelSeconds = 1.0;
 
   // Errors: those of backend->Open.
   static absl::StatusOr<std::unique_ptr<Mover>> Create(std::unique_ptr<IoBackend> backend,
                                                        std::vector<File> files,
                                                        std::span<const std::span<std::byte>> memory,
                                                        const Settings& settings);
-  // Waits until all Moves are answered. A backend that still has transfers which timed out is left
-  // to itself, not waited for.
+  // Waits until all Moves are answered, not for what was given up.
   ~Mover();
 
   void Move(const Request& request);

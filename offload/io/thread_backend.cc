@@ -66,6 +66,13 @@ class ThreadBackend final : public IoBackend {
     }
   }
 
+  // A system call cannot be ended; one that no thread has begun can.
+  void Cancel(uint64_t tag) override {
+    std::lock_guard lock(mutex_);
+    const auto is_it = [tag](const Transfer& transfer) { return transfer.tag == tag; };
+    if (std::erase_if(waiting_, is_it) > 0) done_.Push({tag, -ECANCELED});
+  }
+
   int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) override {
     return done_.Reap(completions, timeout_ns);
   }

@@ -20,6 +20,7 @@
 #include "src/base/check.h"
 #include "src/base/status_macros.h"
 #include "src/base/units.h"
+#include "src/telemetry/trace.h"
 
 namespace zerohold::io {
 namespace {
@@ -28,6 +29,7 @@ constexpr int kEntries = 256;
 constexpr int kMaxDepth = kEntries - 1;            // one entry is the wake-up's
 constexpr int64_t kPieceBytes = int64_t{1} << 30;  // the kernel's limit of one registered buffer
 constexpr uint64_t kWakeTag = ~uint64_t{0};
+constexpr uint64_t kCancelTag = kWakeTag - 1;
 constexpr int64_t kSecondNs = 1'000'000'000;
 // A kernel that cannot take a submission now is asked again after this.
 constexpr int64_t kBusyNs = 1'000'000;
@@ -91,25 +93,26 @@ class UringBackend final : public IoBackend {
     io_uring_submit(&ring_);  // what the kernel cannot take now goes with the next Reap
   }
 
+  // Ends what waits in the kernel's queues; not what a device has.
+  void Cancel(uint64_t tag) override {
+    io_uring_sqe* entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr) return;
+    io_uring_prep_cancel64(entry, tag, 0);
+    io_uring_sqe_set_data64(entry, kCancelTag);
+    io_uring_submit(&ring_);
+  }
+
   int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) override {
-    if (!wake_armed_) ArmWake();
-    if (io_uring_cq_ready(&ring_) == 0 || io_uring_sq_ready(&ring_) > 0) Wait(timeout_ns);
-    int64_t count = 0;
-    unsigned seen = 0;
-    unsigned head = 0;
-    io_uring_cqe* entry = nullptr;
-    io_uring_for_each_cqe(&ring_, head, entry) {
-      if (entry->user_data == kWakeTag) {
-        ClearWake();
-      } else {
-        if (count == static_cast<int64_t>(completions.size())) break;
-        completions[count++] = {entry->user_data, entry->res};
-      }
-      ++seen;
+    const int64_t until_ns = telemetry::NowNs() + timeout_ns;
+    bool woken = false;
+    for (;;) {
+      if (!wake_armed_) ArmWake();
+      if (io_uring_cq_ready(&ring_) == 0 || io_uring_sq_ready(&ring_) > 0) Wait(timeout_ns);
+      const int64_t count = Take(completions, &woken);
+      timeout_ns = until_ns - telemetry::NowNs();
+      // What a Cancel itself completes with is nobody's.
+      if (count > 0 || woken || timeout_ns <= 0) return count;
     }
-    io_uring_cq_advance(&ring_, seen);
-    in_flight_ -= count;
-    return count;
   }
 
   void Wake() override {
@@ -124,6 +127,27 @@ class UringBackend final : public IoBackend {
     std::byte* begin;
     std::byte* end;
   };
+
+  // Completions that are there.
+  int64_t Take(std::span<Completion> completions, bool* woken) {
+    int64_t count = 0;
+    unsigned seen = 0;
+    unsigned head = 0;
+    io_uring_cqe* entry = nullptr;
+    io_uring_for_each_cqe(&ring_, head, entry) {
+      if (entry->user_data == kWakeTag) {
+        ClearWake();
+        *woken = true;
+      } else if (entry->user_data != kCancelTag) {
+        if (count == static_cast<int64_t>(completions.size())) break;
+        completions[count++] = {entry->user_data, entry->res};
+      }
+      ++seen;
+    }
+    io_uring_cq_advance(&ring_, seen);
+    in_flight_ -= count;
+    return count;
+  }
 
   // Rules may let a process make a ring and not use it.
   absl::Status TryRing() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "src/base/check.h"
 #include "src/base/hash.h"
@@ -29,19 +30,32 @@ int64_t NvmeTier::SlotBytes(std::span<const int64_t> payload_bytes) {
 
 absl::StatusOr<std::unique_ptr<NvmeTier>> NvmeTier::Create(Settings settings) {
   ZH_CHECK(!settings.folders.empty());
-  if (settings.shares.empty()) settings.shares.assign(settings.folders.size(), 1.0);
+  if (settings.shares.empty()) {
+    if (settings.disks.rate == nullptr) {
+      const auto bytes =
+          std::accumulate(settings.payload_bytes.begin(), settings.payload_bytes.end(), int64_t{0});
+      settings.disks = RealDisks(bytes, settings.timeout_s);
+    }
+    ZH_ASSIGN_OR_RETURN(settings.shares, SharesOf(settings.folders, settings.disks));
+  }
   std::unique_ptr<NvmeTier> tier(new NvmeTier);
+  tier->shares_ = settings.shares;
   const std::vector<int64_t> sizes = tier->PlaceRecords(settings);
   std::vector<io::File> files;
   for (size_t i = 0; i < sizes.size(); ++i) {
     ZH_ASSIGN_OR_RETURN(io::RecordFile file,
                         io::RecordFile::Create(settings.folders[i], sizes[i], settings.notice));
     files.push_back({file.descriptor(), file.folder()});
-    tier->files_.push_back(std::move(file));
+    tier->files_->push_back(std::move(file));
   }
-  ZH_ASSIGN_OR_RETURN(
-      tier->mover_, io::Mover::Create(settings.backend(), std::move(files), settings.slots,
-                                      {.depth = settings.depth, .timeout_s = settings.timeout_s}));
+  tier->memory_ = settings.memory != nullptr ? std::move(settings.memory)
+                                             : std::make_shared<io::TransferMemory>();
+  ZH_ASSIGN_OR_RETURN(tier->mover_,
+                      io::Mover::Create(settings.backend(), std::move(files), settings.slots,
+                                        {.depth = settings.depth,
+                                         .timeout_s = settings.timeout_s,
+                                         .memory = tier->memory_,
+                                         .files = tier->files_}));
   return tier;
 }
 
@@ -71,7 +85,15 @@ io::Mover::Request NvmeTier::Request(const Place& place, std::byte* slot) const 
           .bytes = place.bytes()};
 }
 
+absl::Status NvmeTier::GivenUp(int64_t record) const {
+  return absl::UnavailableError(
+      absl::StrCat(Name(record),
+                   " is not moved: a transfer before it timed out and could not be cancelled, so "
+                   "its memory may not be used again; end this process"));
+}
+
 void NvmeTier::Fetch(int64_t record, std::byte* slot, Done done, void* context) {
+  if (memory_->given_up()) return done(context, GivenUp(record));
   const Place& place = places_[record];
   if (place.version == 0) {
     std::memset(slot, 0, place.bytes());
@@ -85,6 +107,7 @@ void NvmeTier::Fetch(int64_t record, std::byte* slot, Done done, void* context) 
 }
 
 void NvmeTier::Store(int64_t record, std::byte* slot, Done done, void* context) {
+  if (memory_->given_up()) return done(context, GivenUp(record));
   io::Mover::Request request = Request(places_[record], slot);
   request.direction = io::Direction::kWrite;
   request.done = done;
@@ -129,13 +152,13 @@ void NvmeTier::Seal(int64_t record, std::byte* slot) {
 
 int64_t NvmeTier::file_bytes() const {
   int64_t bytes = 0;
-  for (const io::RecordFile& file : files_) bytes += file.bytes();
+  for (const io::RecordFile& file : *files_) bytes += file.bytes();
   return bytes;
 }
 
 std::string NvmeTier::Name(int64_t record) const {
   const Place& place = places_[record];
-  return absl::StrCat("tier nvme: record ", record, " in ", files_[place.file].folder(),
+  return absl::StrCat("tier nvme: record ", record, " in ", (*files_)[place.file].folder(),
                       " at offset ", place.offset_bytes);
 }
 

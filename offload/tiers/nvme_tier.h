@@ -25,6 +25,7 @@
 #include "offload/io/backend.h"
 #include "offload/io/mover.h"
 #include "offload/io/record_file.h"
+#include "offload/tiers/striping.h"
 #include "src/base/align.h"
 #include "src/base/notice.h"
 
@@ -36,16 +37,19 @@ class NvmeTier {
 
   struct Settings {
     std::vector<std::string> folders;
-    std::vector<double> shares;               // of each folder, > 0; empty: the same for all
+    std::vector<double> shares;               // of each folder, > 0; empty: as `disks` tells
+    DiskProbe disks;                          // of tests; empty: the real ones
     std::vector<int64_t> payload_bytes;       // of each record
-    std::vector<std::span<std::byte>> slots;  // memory that transfers will use
-    int depth = 64;                           // transfers in flight
+    std::vector<std::span<std::byte>> slots;  // memory to be registered
+    // Whose all slots are; null: the caller's, who keeps them for ever once a transfer timed out.
+    std::shared_ptr<io::TransferMemory> memory = nullptr;
+    int depth = 64;  // transfers in flight
     double timeout_s = 600.0;
     // Makes what moves the bytes; tests put faults or a throttle around it.
     std::function<std::unique_ptr<io::IoBackend>()> backend;
     base::NoticeSink notice;
   };
-  // Preallocates all files. Errors: RecordFile::Create's and Mover::Create's.
+  // Preallocates all files. Errors: SharesOf's, RecordFile::Create's and Mover::Create's.
   static absl::StatusOr<std::unique_ptr<NvmeTier>> Create(Settings settings);
 
   // Of a slot that any of these records fits in: a multiple of 4 KiB.
@@ -53,7 +57,8 @@ class NvmeTier {
   static std::byte* Payload(std::byte* slot) { return slot + kHeaderBytes; }
 
   // Starts moving the record into, or out of, the slot. `done` is called once, with the mover's
-  // status; it may be called before Fetch returns.
+  // status; it may be called before Fetch returns. When memory was given up (mover.h) nothing is
+  // moved or written any more, and the answer is Unavailable.
   void Fetch(int64_t record, std::byte* slot, Done done, void* context);
   void Store(int64_t record, std::byte* slot, Done done, void* context);
 
@@ -64,7 +69,11 @@ class NvmeTier {
 
   io::MoverCounters counters() const { return mover_->counters(); }
   const char* backend_name() const { return mover_->backend_name(); }
-  int64_t file_bytes() const;
+  int64_t file_bytes() const;  // of all folders
+  int64_t file_bytes(size_t folder) const { return (*files_)[folder].bytes(); }
+  // What the placement of records follows: another tier over the same folders that is given them
+  // places the same records alike.
+  const std::vector<double>& shares() const { return shares_; }
 
  private:
   static constexpr int64_t kHeaderBytes = base::kPageBytes;
@@ -88,10 +97,14 @@ class NvmeTier {
   // Sets each record's file and offset; gives each file's size.
   std::vector<int64_t> PlaceRecords(const Settings& settings);
   io::Mover::Request Request(const Place& place, std::byte* slot) const;
+  absl::Status GivenUp(int64_t record) const;
   std::string Name(int64_t record) const;
 
+  std::vector<double> shares_;
   std::vector<Place> places_;
-  std::vector<io::RecordFile> files_;
+  std::shared_ptr<std::vector<io::RecordFile>> files_ =
+      std::make_shared<std::vector<io::RecordFile>>();
+  std::shared_ptr<io::TransferMemory> memory_;
   std::unique_ptr<io::Mover> mover_;  // ends before the files
 };
 

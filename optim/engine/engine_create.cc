@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "offload/staging/numa.h"
 #include "offload/staging/pin.h"
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
@@ -333,9 +334,13 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
   const std::span<std::byte> staging = Staging(0, placement.staging_bytes());
   const absl::Status pinned = staging::Pin(staging);
   if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
-  const bool said =
+  const bool known =
       before != nullptr && before->memory_->arenas().staging == memory_->arenas().staging;
-  if (!pinned.ok() && !said) input_.options.notice(std::string(pinned.message()));
+  if (!known) {
+    if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
+    const absl::Status placed = staging::PlaceNear(staging);
+    if (!placed.ok()) input_.options.notice(std::string(placed.message()));
+  }
   ZH_ASSIGN_OR_RETURN(
       records_,
       Records::Create({.layout = layout_,
@@ -344,6 +349,7 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                        .options = input_.options.offload,
                        .staging = staging,
                        .pinned = pinned.ok(),
+                       .staging_owner = memory_->arenas().staging,
                        .before = before == nullptr ? nullptr : before->records_.get(),
                        .memory_before = before == nullptr ? nullptr : before->memory_.get(),
                        .move = move,

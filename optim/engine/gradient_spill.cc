@@ -47,7 +47,8 @@ void GradientSpill::Land(const layout::Bucket& bucket) {
     const layout::Record& record = layout_.records()[index];
     const int64_t offset = held - record.held_begin;
     const int64_t elems = std::min(record.elems - offset, shard_elems - done);
-    if (begun_ == nullptr) begun_ = &TakeSlot();
+    if (begun_ == nullptr) begun_ = TakeSlot();
+    if (begun_ == nullptr) return;
     std::byte* const slot = begun_->lease.data();
     std::copy_n(shard() + done * elem_bytes, elems * elem_bytes,
                 tiers::NvmeTier::Payload(slot) + offset * elem_bytes);
@@ -57,11 +58,18 @@ void GradientSpill::Land(const layout::Bucket& bucket) {
   }
 }
 
-GradientSpill::Slot& GradientSpill::TakeSlot() {
+// Null when memory was given up: what came back may still be written by the disk.
+GradientSpill::Slot* GradientSpill::TakeSlot() {
   std::unique_lock lock(mutex_);
   came_back_.wait(lock, [this] { return pool_.free_slots() > 0; });
-  Slot& slot = *std::ranges::find_if(slots_, [](const Slot& one) { return !one.lease; });
-  slot.lease = *pool_.TryLease();
+  if (records_.given_up()) {
+    status_.Update(absl::UnavailableError(
+        "reduced gradients cannot go to disk: a transfer before them timed out and could not be "
+        "cancelled, so its memory may not be used again; end this process"));
+    return nullptr;
+  }
+  Slot* slot = &*std::ranges::find_if(slots_, [](const Slot& one) { return !one.lease; });
+  slot->lease = *pool_.TryLease();
   return slot;
 }
 

@@ -53,7 +53,7 @@ class GradientSpill {
 
   GradientSpill(const layout::Layout& layout, Records& records, std::span<std::byte> staging,
                 const SlotPlan& slots);
-  Slot& TakeSlot();
+  Slot* TakeSlot();
   static void Stored(void* slot, absl::Status status);
 
   const layout::Layout& layout_;

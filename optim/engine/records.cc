@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Records>> Records::Create(const Input& input) {
   return records;
 }
 
-Records::Records(const Input& input) {
+Records::Records(const Input& input) : staging_owner_(input.staging_owner) {
   for (const layout::Record& record : input.layout.records()) {
     const DType dtype = input.layout.spaces()[record.space].dtype;
     const int64_t fp32_bytes = record.elems * SizeOf(DType::kFloat32);
@@ -106,6 +106,11 @@ Records::Records(const Input& input) {
     parts_ = input.before->parts_;
     taken_ = input.before->taken_;
   }
+  // One for all generations: their tiers are shared, and may use the same staging. The engine that
+  // this one may take the place of goes on with its own if this one cannot be made.
+  transfer_memory_ = input.before != nullptr ? input.before->transfer_memory_
+                                             : std::make_shared<io::TransferMemory>();
+  transfer_memory_->Keep(staging_owner_);
   leases_.resize(bytes_.size());
   transfers_.resize(bytes_.size());
   const SlotPlan& slots = input.plan.placement.record_slots;
@@ -121,6 +126,7 @@ Records::Records(const Input& input) {
 Records::~Records() {
   parts_.clear();  // what is in flight ends before its slots go
   leases_.clear();
+  transfer_memory_->Drop(staging_owner_);
 }
 
 absl::Status Records::AddPart(const Input& input) {
@@ -205,10 +211,13 @@ absl::Status Records::CreateTier(const Input& input, Part& part) {
   settings.payload_bytes = PlaceSections(input, part, first);
   part.Count(+1);
   if (settings.payload_bytes.empty()) return absl::OkStatus();
-  settings.folders = input.options.nvme_paths;
+  settings.folders = part.folders = input.options.nvme_paths;
+  settings.shares =
+      input.before == nullptr ? std::vector<double>() : input.before->KnownShares(part.folders);
   if (input.pinned) settings.slots = {input.staging};
   settings.depth = input.plan.placement.transfers();
   settings.timeout_s = input.timeout_s;
+  settings.memory = transfer_memory_;
   settings.notice = input.books.notice;
   ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
                       CreateBackend(input.options, input.books.notice));
@@ -220,6 +229,14 @@ absl::Status Records::CreateTier(const Input& input, Part& part) {
     }
   }
   return absl::OkStatus();
+}
+
+// What was measured of these folders; empty when nothing was.
+std::vector<double> Records::KnownShares(const std::vector<std::string>& folders) const {
+  for (const auto& part : parts_) {
+    if (part->tier != nullptr && part->folders == folders) return part->tier->shares();
+  }
+  return {};
 }
 
 RecordArrays Records::ArraysIn(std::byte* slot, int64_t record) const {

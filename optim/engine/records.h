@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -58,8 +59,9 @@ class Records {
     const MemoryPlan& plan;
     const ModelMemory& memory;
     const OffloadOptions& options;
-    std::span<std::byte> staging;  // all slots of the plan, those of records first
-    bool pinned;                   // staging; what is not is not registered either
+    std::span<std::byte> staging;               // all slots of the plan, those of records first
+    bool pinned;                                // staging; what is not is not registered either
+    std::shared_ptr<const void> staging_owner;  // whose mapping it is
     Records* before;
     const ModelMemory* memory_before;
     bool move;
@@ -99,6 +101,10 @@ class Records {
   absl::Status Visit(int64_t record, bool write, const Visitor& visit);
   absl::Status VisitGradient(int64_t record, bool write, const Visitor& visit);
 
+  // A transfer timed out and may still be carried out: the slots may not be written any more, and
+  // all transfers are refused. Any thread.
+  bool given_up() const { return transfer_memory_->given_up(); }
+
   // From and to disk since the call before.
   io::MoverCounters TakeMoved();
 
@@ -124,6 +130,7 @@ class Records {
     memory::Ledger* const ledger;
     std::vector<memory::HostBuffer> buffers;
     std::unique_ptr<tiers::NvmeTier> tier;  // null: none rests on disk
+    std::vector<std::string> folders;       // its
     ArrayBytes on_disk;                     // counted
     int64_t gradients_on_disk = 0;
   };
@@ -153,6 +160,7 @@ class Records {
   absl::Status CreateTier(const Input& input, Part& part);
   absl::Status CopyFrom(const Input& input);
   absl::Status CopyRecord(const Input& input, int64_t record, std::vector<std::byte>& values);
+  std::vector<double> KnownShares(const std::vector<std::string>& folders) const;
   void Lease(int64_t record);
   Sections Read(int64_t record) const;  // those that an update starts from
   void Move(int64_t record, Sections sections, io::Direction direction,
@@ -168,6 +176,8 @@ class Records {
   std::vector<Places> places_;
   std::vector<staging::Lease> leases_;
   std::deque<Transfers> transfers_;
+  const std::shared_ptr<const void> staging_owner_;
+  std::shared_ptr<io::TransferMemory> transfer_memory_;
   std::unique_ptr<staging::SlotPool> pool_;
   std::byte* gradient_slot_ = nullptr;  // the first of them
   std::vector<std::shared_ptr<const Part>> parts_;

@@ -48,6 +48,7 @@ FRONT_DOOR_INSIDE = {
 INCLUDE_BANS = [
     ("Boost", r"boost/", ("src/memory/",)),
     ("liburing", r"liburing", ("offload/io/",)),
+    ("libnuma", r"^numa(if)?\.h$", ("offload/staging/", "tests/offload/staging/")),
     ("MPI", r"mpi(-ext)?\.h$",
      ("src/comm/mpi", "include/zerohold/mpi.h", "mpi-launch/", "bench/", "tests/")),
     ("CUDA or HIP", r"(cuda|hip/|hip_|cub/|thrust/|cooperative_groups|device_launch|nvtx)",

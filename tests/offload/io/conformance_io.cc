@@ -276,6 +276,28 @@ TEST_P(IoConformance, RefusalsAreErrnos) {
   for (const int descriptor : descriptors_) close(descriptor);
 }
 
+TEST_P(IoConformance, WhatIsCancelledCompletesAllTheSame) {
+  BlockMemory memory(8 * kDepth);
+  Open({});
+  for (int round = 0; round < 10; ++round) {
+    std::vector<Transfer> writes;
+    for (int i = 0; i < kDepth; ++i) {
+      writes.push_back({.direction = Direction::kWrite,
+                        .offset_bytes = 8 * i * kBlock,
+                        .memory = memory.block(8 * i),
+                        .bytes = 8 * kBlock,
+                        .tag = static_cast<uint64_t>(i)});
+    }
+    backend_->Submit(writes);
+    for (uint64_t tag = 0; tag <= kDepth; ++tag) backend_->Cancel(tag);  // one is not there
+    backend_->Cancel(0);
+    for (const int64_t result : Results(writes)) {
+      EXPECT_TRUE(result == 8 * kBlock || result == -ECANCELED) << result;
+    }
+  }
+  MoveAll({{.direction = Direction::kWrite, .memory = memory.block(0), .bytes = kBlock}});
+}
+
 // The memory is the test's again when the destructor returns.
 TEST_P(IoConformance, GoesWithTransfersInFlight) {
   BlockMemory memory(64 * kDepth);

@@ -122,17 +122,81 @@ TEST(MoverErrors, DeadlinesHoldBetweenTries) {
             absl::StatusCode::kDeadlineExceeded);
 }
 
-// In a child, whose end takes the backend that is left to itself.
+// Memory is given up only when the disk may still touch it.
+TEST(MoverErrors, ATransferThatCanBeCancelledGivesNothingUp) {
+  const std::pair<int64_t, absl::StatusCode> rows[] = {
+      {-ECANCELED, absl::StatusCode::kDeadlineExceeded},
+      {kBlock, absl::StatusCode::kDeadlineExceeded},
+      {2 * kBlock, absl::StatusCode::kOk}};  // it was through meanwhile
+  for (const auto& [result, code] : rows) {
+    Script script;
+    script.OnCancel(result);
+    BlockMemory memory(2);
+    const auto kept = std::make_shared<TransferMemory>();
+    auto mover = Over(&script, {.timeout_s = 0.05, .memory = kept});
+    Answer answer;
+    mover->Move(answer.To({.memory = memory.block(0), .bytes = 2 * kBlock}));
+    const absl::Status status = answer.Get();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_EQ(std::string(status.message()).find("nor could it"), std::string::npos) << status;
+    EXPECT_FALSE(kept->given_up());
+    mover.reset();
+    EXPECT_EQ(kept.use_count(), 1);
+  }
+}
+
+TEST(MoverErrors, WhatCannotBeCancelledIsGivenUpBeforeItIsTold) {
+  Script script;
+  BlockMemory memory(1);
+  const auto kept = std::make_shared<TransferMemory>();
+  auto mover = Over(&script, {.timeout_s = 0.05, .memory = kept});
+  Answer answer;
+  mover->Move(answer.To({.memory = memory.block(0), .bytes = kBlock}));
+  const absl::Status status = answer.Get();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("nor could it be cancelled: the disk may still carry it out"));
+  EXPECT_TRUE(kept->given_up());
+  // It comes after all: nothing is left behind.
+  script.Complete(script.Submitted(1)[0], kBlock);
+  mover.reset();
+  EXPECT_EQ(kept.use_count(), 1);
+}
+
+TEST(TransferMemory, IsKeptFromTheGivingUpOn) {
+  const auto one = std::make_shared<int>();
+  const auto other = std::make_shared<int>();
+  {
+    TransferMemory memory(one);
+    memory.Keep(one);
+    memory.Keep(other);
+    memory.Drop(one);
+    EXPECT_EQ(one.use_count(), 2);
+    memory.Drop(one);
+    EXPECT_EQ(one.use_count(), 1);
+    memory.GiveUp();
+    memory.Drop(other);
+    EXPECT_EQ(other.use_count(), 2);
+  }
+  EXPECT_EQ(other.use_count(), 1) << "who gives up keeps the whole of it";
+}
+
+// In a child, whose end takes what is left as it is.
 TEST(MoverErrors, ADiskThatNeverAnswersDoesNotHoldTheEnd) {
   EXPECT_EQ(memory::InChild([]() -> std::string {
               auto* script = new Script;
               BlockMemory memory(1);
+              const auto owner = std::make_shared<int>();
+              const auto files = std::make_shared<int>();
               Answer answer;
               {
-                auto mover = Over(script, {.timeout_s = 0.05});
+                auto kept = std::make_shared<TransferMemory>(owner);
+                auto mover = Over(script, {.timeout_s = 0.05, .memory = kept, .files = files});
                 mover->Move(answer.To({.memory = memory.block(0), .bytes = kBlock}));
               }
-              return absl::IsDeadlineExceeded(answer.Get()) ? "" : "not answered";
+              if (!absl::IsDeadlineExceeded(answer.Get())) return "not answered";
+              if (owner.use_count() == 1) return "the memory would go";
+              return files.use_count() == 1 ? "the files would be closed" : "";
             }),
             "");
 }

@@ -153,6 +153,33 @@ TEST(Mover, TakesMovesFromAnyThread) {
   for (int i = 0; i < kThreads * kEach; ++i) ASSERT_TRUE(memory.Holds(i, 10 * i)) << i;
 }
 
+// What no thread has begun is ended by a cancel.
+TEST(Threads, EndWhatTheyHaveNotBegun) {
+  constexpr int kTransfers = 64;
+  const int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  BlockMemory memory(64);
+  auto backend = CreateThreadBackend(1);
+  const int descriptors[] = {zeros};
+  ASSERT_TRUE(backend->Open(descriptors, {}, kTransfers).ok());
+  int cancelled = 0;
+  for (int round = 0; round < 1000 && cancelled == 0; ++round) {
+    std::vector<Transfer> reads(kTransfers);
+    for (int i = 0; i < kTransfers; ++i) {
+      reads[i] = {.memory = memory.block(0), .bytes = 64 * kBlock, .tag = static_cast<uint64_t>(i)};
+    }
+    backend->Submit(reads);
+    for (uint64_t tag = kTransfers; tag > 0; --tag) backend->Cancel(tag - 1);
+    for (int64_t left = kTransfers; left > 0;) {
+      Completion completions[kTransfers];
+      const int64_t count = backend->Reap(completions, 1'000'000'000);
+      for (int64_t i = 0; i < count; ++i) cancelled += completions[i].result == -ECANCELED;
+      left -= count;
+    }
+  }
+  EXPECT_GT(cancelled, 0);
+  close(zeros);
+}
+
 // A chain of moves, each begun by the answer to the one before.
 struct Chain {
   Mover* mover = nullptr;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -27,12 +28,15 @@ class Script {
     return submitted_;
   }
   void Complete(const Transfer& transfer, int64_t result) { done_.Push({transfer.tag, result}); }
+  // What a transfer that is cancelled completes with, at once; nothing: it cannot be.
+  void OnCancel(std::optional<int64_t> result) { on_cancel_ = result; }
 
  private:
   friend class ScriptedBackend;
   std::mutex mutex_;
   std::vector<Transfer> submitted_;
   CompletionQueue done_;
+  std::optional<int64_t> on_cancel_;
 };
 
 class ScriptedBackend final : public IoBackend {
@@ -45,6 +49,9 @@ class ScriptedBackend final : public IoBackend {
   void Submit(std::span<const Transfer> transfers) override {
     std::lock_guard lock(script_->mutex_);
     script_->submitted_.insert(script_->submitted_.end(), transfers.begin(), transfers.end());
+  }
+  void Cancel(uint64_t tag) override {
+    if (script_->on_cancel_) script_->done_.Push({tag, *script_->on_cancel_});
   }
   int64_t Reap(std::span<Completion> completions, int64_t timeout_ns) override {
     return script_->done_.Reap(completions, timeout_ns);

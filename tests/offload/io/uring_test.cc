@@ -140,5 +140,23 @@ TEST(Uring, RefusesADepthThatTheRingCannotHold) {
   EXPECT_TRUE((*ring)->Open({}, {}, 255).ok());
 }
 
+// A pipe that nobody writes to keeps a read for ever.
+TEST(Uring, EndsWhatWaitsInTheKernel) {
+  if (!RingWorks()) GTEST_SKIP() << "io_uring is refused here";
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  BlockMemory memory(1);
+  auto kept = std::make_shared<TransferMemory>();
+  auto ring = CreateUringBackend([](auto&) {}).value();
+  auto mover =
+      Mover::Create(std::move(ring), {{ends[0], "/pipe"}}, {}, {.timeout_s = 0.05, .memory = kept})
+          .value();
+  const absl::Status status = MoveNow(*mover, {.memory = memory.block(0), .bytes = kBlock});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_FALSE(kept->given_up());
+  mover.reset();
+  for (const int end : ends) close(end);
+}
+
 }  // namespace
 }  // namespace zerohold::io

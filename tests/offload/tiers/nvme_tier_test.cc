@@ -5,14 +5,21 @@
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <map>
 
 #include "offload/io/backends.h"
+#include "offload/io/completion_queue.h"
+#include "offload/io/disk_rate.h"
+#include "src/memory/host_buffer.h"
 #include "tests/offload/io/block_memory.h"
+#include "tests/src/memory/child.h"
 
 namespace zerohold::tiers {
 namespace {
@@ -141,6 +148,65 @@ TEST(NvmeTier, WhatIsNotWhatWasStoredLastIsTold) {
   EXPECT_TRUE(tier->Check(1, slot.block(0)).ok());
 }
 
+// Answers nothing; the test carries transfers out when it likes.
+class LateBackend final : public io::IoBackend {
+ public:
+  explicit LateBackend(std::vector<io::Transfer>* late) : late_(late) {}
+  const char* name() const override { return "late"; }
+  absl::Status Open(std::span<const int> descriptors, std::span<const std::span<std::byte>>,
+                    int) override {
+    file_ = descriptors[0];
+    return absl::OkStatus();
+  }
+  void Submit(std::span<const io::Transfer> transfers) override {
+    late_->insert(late_->end(), transfers.begin(), transfers.end());
+    for (io::Transfer& transfer : *late_) transfer.file = file_;
+  }
+  int64_t Reap(std::span<io::Completion> completions, int64_t timeout_ns) override {
+    return none_.Reap(completions, timeout_ns);
+  }
+  void Wake() override { none_.Wake(); }
+
+ private:
+  std::vector<io::Transfer>* const late_;
+  int file_ = -1;
+  io::CompletionQueue none_;
+};
+
+// The disk moves bytes after the tier, the slots and who owned them are gone: they find the memory
+// and the file that they were meant for. In a child, whose end takes those.
+TEST(NvmeTier, ATransferThatTimedOutMayComeAfterTheEnd) {
+  EXPECT_EQ(
+      memory::InChild([]() -> std::string {
+        std::vector<io::Transfer> late;
+        {
+          memory::Ledger ledger;
+          auto buffer = std::make_shared<const memory::HostBuffer>(
+              memory::HostBuffer::Allocate(4 * kBlock, MemoryKind::kStaging, &ledger).value());
+          auto* const bytes = static_cast<std::byte*>(buffer->data());
+          NvmeTier::Settings settings = Settings({kBlock, kBlock});
+          settings.backend = [&late] { return std::make_unique<LateBackend>(&late); };
+          settings.timeout_s = 0.05;
+          settings.memory = std::make_shared<io::TransferMemory>(std::move(buffer));
+          const auto tier = Create(settings);
+          tier->Seal(0, bytes);
+          const absl::Status lost = Move(*tier, &NvmeTier::Store, 0, bytes);
+          if (!absl::IsDeadlineExceeded(lost)) return lost.ToString();
+          // What the late transfer has is given to nobody: not even zeros are written there.
+          bytes[1] = std::byte{7};
+          for (const Verb verb : {&NvmeTier::Fetch, &NvmeTier::Store}) {
+            const absl::Status refused = Move(*tier, verb, 1, bytes);
+            if (!absl::IsUnavailable(refused)) return refused.ToString();
+          }
+          if (bytes[1] != std::byte{7}) return "written";
+        }
+        if (late.size() != 1) return "not one transfer";
+        const ssize_t moved = pwrite(late[0].file, late[0].memory, late[0].bytes, 0);
+        return moved == late[0].bytes ? "" : std::strerror(errno);
+      }),
+      "");
+}
+
 // Each folder gets its share, and no record is cut or lies on another.
 TEST(NvmeTier, RecordsAreSpreadOverFolders) {
   NvmeTier::Settings settings = Settings(std::vector<int64_t>(12, kBlock));
@@ -174,6 +240,87 @@ TEST(NvmeTier, RecordsAreSpreadOverFolders) {
       ExpectPayload(slot, kBlock, record);
     }
   }
+}
+
+// Disks of these rates, one for each folder.
+DiskProbe Disks(const std::map<std::string, double>& rates, int* asked) {
+  return {[rates](const std::string& folder) -> uint64_t {
+            return std::distance(rates.begin(), rates.find(folder));
+          },
+          [rates, asked](const std::string& folder) -> absl::StatusOr<double> {
+            ++*asked;
+            return rates.at(folder);
+          }};
+}
+
+TEST(NvmeTier, SharesAreMeasuredOnceAndHandedOn) {
+  NvmeTier::Settings settings = Settings(std::vector<int64_t>(400, kBlock));
+  settings.folders = {kFolder + "/a", kFolder + "/b"};
+  for (const std::string& folder : settings.folders) std::filesystem::create_directories(folder);
+  int asked = 0;
+  settings.disks = Disks({{settings.folders[0], 1e8}, {settings.folders[1], 3e8}}, &asked);
+  const auto tier = Create(settings);
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(tier->file_bytes(0), 100 * 2 * kBlock);
+  EXPECT_EQ(tier->file_bytes(1), 300 * 2 * kBlock);
+  settings.shares = tier->shares();
+  const auto later = Create(settings);
+  EXPECT_EQ(asked, 2);
+  BlockMemory none(2);
+  for (int record = 0; record < 400; ++record) {
+    Store(*tier, record, none, kBlock, 1);
+    Store(*later, record, none, kBlock, 1);
+    std::memset(none.block(0), 0, kBlock);
+    EXPECT_EQ(tier->Check(record, none.block(0)), later->Check(record, none.block(0)));
+  }
+}
+
+TEST(Striping, FoldersOfOneDiskShareItsRate) {
+  int asked = 0;
+  DiskProbe probe = Disks({{"a", 8.0}, {"b", 2.0}, {"c", 2.0}}, &asked);
+  EXPECT_THAT(SharesOf({"a", "b", "c"}, probe).value(), testing::ElementsAre(8.0, 2.0, 2.0));
+  const auto by_letter = probe.device;
+  probe.device = [&](const std::string& folder) { return by_letter(folder) == 1 ? 0 : 7; };
+  asked = 0;
+  EXPECT_THAT(SharesOf({"a", "b", "c"}, probe).value(), testing::ElementsAre(4.0, 2.0, 4.0));
+  EXPECT_EQ(asked, 2);
+  probe.device = [](const std::string&) { return 7; };
+  asked = 0;
+  EXPECT_THAT(SharesOf({"a", "b"}, probe).value(), testing::ElementsAre(1.0, 1.0));
+  EXPECT_EQ(asked, 0) << "there is nothing to compare";
+  EXPECT_THAT(SharesOf({"a"}, probe).value(), testing::ElementsAre(1.0));
+}
+
+TEST(Striping, ADiskThatCannotBeMeasuredIsTold) {
+  int asked = 0;
+  DiskProbe probe = Disks({{"a", 8.0}, {"b", 2.0}}, &asked);
+  probe.rate = [](const std::string&) { return absl::DataLossError("broken"); };
+  EXPECT_TRUE(absl::IsDataLoss(SharesOf({"a", "b"}, probe).status()));
+  const DiskProbe real = RealDisks(kBlock, 10.0);
+  EXPECT_EQ(real.device(kFolder), real.device(kFolder + "/."));
+  EXPECT_GT(real.rate(kFolder).value(), 0.0);
+  EXPECT_TRUE(absl::IsNotFound(real.rate(kFolder + "/nowhere").status()));
+}
+
+// Slow, so that the scheduler's share of the time is small.
+TEST(Striping, BytesFollowTheRatesOfThrottledDisks) {
+  NvmeTier::Settings settings = Settings(std::vector<int64_t>(200, kBlock));
+  settings.folders = {kFolder + "/a", kFolder + "/b"};
+  for (const std::string& folder : settings.folders) std::filesystem::create_directories(folder);
+  settings.disks.device = [&](const std::string& folder) { return folder == settings.folders[0]; };
+  settings.disks.rate = [&](const std::string& folder) {
+    constexpr io::RateProbe kProbe = {.bytes = int64_t{4} << 20, .seconds = 60.0};
+    const double rate = folder == settings.folders[0] ? 4e6 : 12e6;
+    auto file = io::RecordFile::Create(folder, kProbe.bytes, settings.notice).value();
+    return io::MeasureRate(io::CreateThrottledBackend(io::CreateMemoryBackend(),
+                                                      {.read_rate = rate, .write_rate = rate}),
+                           std::make_shared<const io::RecordFile>(std::move(file)), kProbe);
+  };
+  const auto tier = Create(settings);
+  EXPECT_NEAR(tier->shares()[0], 4e6 / 2, 0.4e6 / 2) << "there and back";
+  const double ratio =
+      static_cast<double>(tier->file_bytes(1)) / static_cast<double>(tier->file_bytes(0));
+  EXPECT_NEAR(ratio, 3.0, 0.3);
 }
 
 }  // namespace
