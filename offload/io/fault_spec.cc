@@ -26,6 +26,9 @@ constexpr Key kKeys[] = {
     {"seed", nullptr, &FaultSpec::seed},
     {"halve_every", nullptr, &FaultSpec::halve_every},
     {"again_every", nullptr, &FaultSpec::again_every},
+    {"last", nullptr, &FaultSpec::last},
+    {"flip_begin", nullptr, &FaultSpec::flip_begin},
+    {"flip_end", nullptr, &FaultSpec::flip_end},
 };
 
 absl::Status Wrong(absl::string_view part) {

@@ -64,6 +64,8 @@ class EngineCore : private StepActions {
     std::vector<std::shared_ptr<comm::Communicator>> communicators;
     std::vector<ParameterSpec> parameters;
     std::vector<UnitSpec> units;
+    // Makes what moves the bytes of record files, in tests; empty: what the options say.
+    Records::MakeBackend backend{};
   };
   // Collective, blocking; the verdict is the same on all ranks.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(Input input);
@@ -296,8 +298,9 @@ class EngineCore : private StepActions {
   absl::Status step_local_;  // what this rank has against the step
   absl::Status incoherent_;  // a copy was found changed at a Release
   absl::Status storage_;     // why a record is lost: all ranks hear of it in the next agreement
-  absl::Status refusal_;     // what the ranks agreed against it
-  absl::Status ending_;      // what it will be answered
+  std::atomic<bool> lost_ = false;  // storage_ says so, for good: the thread of gathers may read it
+  absl::Status refusal_;            // what the ranks agreed against it
+  absl::Status ending_;             // what it will be answered
   StepStats stats_;
   int64_t stall_since_ns_ = 0;
   std::vector<UnitId> begins_;  // of the acquire at hand

@@ -313,6 +313,7 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                                  .before = before == nullptr ? nullptr : before->records_.get(),
                                  .move = move,
                                  .timeout_s = input_.options.communication_timeout_s,
+                                 .backend = input_.backend,
                                  .books = {&ledger_, input_.options.notice}}));
   const SlotPlan& gradients = placement.gradient_slots;
   const SlotPlan& copies = placement.copy_slots;
