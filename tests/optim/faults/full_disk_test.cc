@@ -32,7 +32,7 @@ class SmallDisk {
  public:
   SmallDisk() {
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-    fs::create_directory(point_);
+    fs::create_directory(point());
   }
   ~SmallDisk() { fs::remove_all(folder_); }
 
@@ -46,7 +46,7 @@ class SmallDisk {
       const std::string image = folder_ + "/image";
       const std::string command = "{ PATH=$PATH:/usr/sbin:/sbin; truncate -s 64M " + image +
                                   " && mkfs.ext4 -q -F " + features + " " + image +
-                                  " && mount -o loop " + image + " " + point_ +
+                                  " && mount -o loop " + image + " " + point() +
                                   "; } > /dev/null 2>&1";
       if (std::system(command.c_str()) != 0) return "skip: cannot make a small file system here";
       fs::create_directory(records());
@@ -58,22 +58,21 @@ class SmallDisk {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
       if (FreeBytes() != before) told += "room is left taken\n";
-      umount(point_.c_str());
+      umount(point().c_str());
       return told;
     });
   }
 
-  const std::string& point() const { return point_; }
-  std::string records() const { return point_ + "/records"; }
+  std::string point() const { return folder_ + "/disk"; }
+  std::string records() const { return point() + "/records"; }
   int64_t FreeBytes() const {
     struct statvfs system = {};
-    EXPECT_EQ(statvfs(point_.c_str(), &system), 0);
+    EXPECT_EQ(statvfs(point().c_str(), &system), 0);
     return static_cast<int64_t>(system.f_frsize) * static_cast<int64_t>(system.f_bavail);
   }
 
  private:
   std::string folder_ = ZH_TEST_FOLDER "/full_disk.XXXXXX";
-  const std::string point_ = folder_ + "/disk";
 };
 
 // States of 4 bytes an element on each of two ranks, with AdamW's two moments.
