@@ -40,6 +40,7 @@ struct FaultSpec {
   double bit_flip = 0.0;  // one bit of what a read brings
   double stale = 0.0;     // a write that reports success and is not done
   double late = 0.0;      // held back until up to 4 later ones have completed
+  double lost = 0.0;      // not done, and never completed
   // Transfers before the first and behind the last one are left alone.
   int64_t first = 0;
   int64_t last = std::numeric_limits<int64_t>::max();
@@ -50,9 +51,9 @@ struct FaultSpec {
   int64_t halve_every = 0;
   int64_t again_every = 0;
 };
-// "eio=0.01,short=0.5,seed=7": keys short, again, eio, enospc, flip, stale, late, first, seed,
-// halve_every, again_every, last, flip_begin, flip_end. InvalidArgument naming what is wrong and
-// the legal keys.
+// "eio=0.01,short=0.5,seed=7": keys short, again, eio, enospc, flip, stale, late, lost, first,
+// seed, halve_every, again_every, last, flip_begin, flip_end. InvalidArgument naming what is wrong
+// and the legal keys.
 absl::StatusOr<FaultSpec> ParseFaultSpec(std::string_view text);
 
 enum class Fault : uint8_t {
@@ -63,6 +64,7 @@ enum class Fault : uint8_t {
   kBitFlip,
   kStale,
   kLate,
+  kLost,
   kCount
 };
 // Hears of each that is really done, on the thread that owns the backend: to which transfer, and to

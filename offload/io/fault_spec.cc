@@ -22,6 +22,7 @@ constexpr Key kKeys[] = {
     {"flip", &FaultSpec::bit_flip, nullptr},
     {"stale", &FaultSpec::stale, nullptr},
     {"late", &FaultSpec::late, nullptr},
+    {"lost", &FaultSpec::lost, nullptr},
     {"first", nullptr, &FaultSpec::first},
     {"seed", nullptr, &FaultSpec::seed},
     {"halve_every", nullptr, &FaultSpec::halve_every},

@@ -83,6 +83,7 @@ class FaultyBackend final : public Decorator<Passed, Held> {
       const auto choices = static_cast<uint64_t>(blocks - least);
       shorter.bytes = (least + static_cast<int64_t>(random.Next() % choices)) * base::kPageBytes;
     }
+    if (random.Hits(spec_.lost)) return Tell(Fault::kLost, transfer);
     if (shorter.bytes == 0) return Answer(transfer, Fault::kShortTransfer, 0);
     if (shorter.bytes < transfer.bytes) Tell(Fault::kShortTransfer, transfer);
     Pass(shorter, passed);

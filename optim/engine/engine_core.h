@@ -298,9 +298,8 @@ class EngineCore : private StepActions {
   absl::Status step_local_;  // what this rank has against the step
   absl::Status incoherent_;  // a copy was found changed at a Release
   absl::Status storage_;     // why a record is lost: all ranks hear of it in the next agreement
-  std::atomic<bool> lost_ = false;  // storage_ says so, for good: the thread of gathers may read it
-  absl::Status refusal_;            // what the ranks agreed against it
-  absl::Status ending_;             // what it will be answered
+  absl::Status refusal_;     // what the ranks agreed against it
+  absl::Status ending_;      // what it will be answered
   StepStats stats_;
   int64_t stall_since_ns_ = 0;
   std::vector<UnitId> begins_;  // of the acquire at hand

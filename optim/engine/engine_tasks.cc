@@ -134,9 +134,8 @@ void EngineCore::RunGather(void* context, int64_t) {
 // Brings a unit's parameters into its frame: the own shards from where they are held, the others'
 // from them.
 absl::Status EngineCore::GatherUnit(Issue& issue) {
-  // A record that was lost is not where it should be: why it is goes first.
-  absl::Status read = lost_.load() ? storage_ : absl::OkStatus();
-  if (copy_reader_ != nullptr) read.Update(copy_reader_->Wait(&issue.reading));
+  absl::Status read;
+  if (copy_reader_ != nullptr) read = copy_reader_->Wait(&issue.reading);
   const layout::UnitPlace& unit = layout_.units()[issue.index];
   const std::string_view name = input_.units[issue.index].name;
   for (int i = unit.first_space; i < unit.last_space; ++i) {

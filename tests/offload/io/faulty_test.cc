@@ -123,6 +123,18 @@ TEST(Faulty, AnswersErrnos) {
   EXPECT_EQ(again.MoveOne(Direction::kRead, memory.block(0), 1).result, -EINTR);
 }
 
+TEST(Faulty, LosesCompletions) {
+  Faulty faulty({.lost = 1.0, .first = 1, .last = 1});
+  BlockMemory memory(1);
+  for (int i = 0; i < 3; ++i) {
+    const Transfer transfer = {.memory = memory.block(0), .bytes = kBlock};
+    faulty.backend->Submit({&transfer, 1});
+    Completion arrived[2];
+    EXPECT_EQ(faulty.backend->Reap(arrived, i == 1 ? 1000 : 1'000'000'000), i == 1 ? 0 : 1);
+  }
+  EXPECT_EQ(faulty.Hits(Fault::kLost), 1);
+}
+
 TEST(Faulty, LateOnesAreOvertaken) {
   Faulty faulty({.seed = 2, .late = 0.5});
   BlockMemory memory(kDepth);

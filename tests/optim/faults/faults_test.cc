@@ -17,7 +17,6 @@
 #include <map>
 #include <mutex>
 #include <thread>
-#include <tuple>
 
 #include "src/base/align.h"
 #include "tests/optim/faults/drill.h"
@@ -27,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kSchedules = 3000;
+constexpr int kSchedules = 3600;
 constexpr double kDeadlineS = 15.0;  // of a training, which takes milliseconds
 
 // splitmix64 (Steele, Lea and Flood 2014): the numbers of a schedule are its own.
@@ -56,7 +55,8 @@ bool IsMended(Harm harm) {
 // write that is not done is found by who reads it: gradients of a step that is skipped, and values
 // of the trainer's that are in a frame, are written again before anybody does.
 bool IsFatal(const Hit& hit) {
-  if (hit.harm == Harm::kEio || hit.harm == Harm::kEnospc) return true;
+  const bool told = hit.harm == Harm::kEio || hit.harm == Harm::kEnospc || hit.harm == Harm::kLost;
+  if (told) return true;
   if (hit.moment == Moment::kOther) return false;
   if (hit.harm == Harm::kStale) {
     return hit.moment != Moment::kSpillGradient && hit.moment != Moment::kWriteCopy;
@@ -67,6 +67,7 @@ bool IsFatal(const Hit& hit) {
 // Whether the status tells of this fault: its code, and tier, folder, offset and record.
 bool Blames(const Status& status, const Hit& hit, const Disk& disk, size_t rank) {
   const auto code = hit.harm == Harm::kEnospc ? absl::StatusCode::kResourceExhausted
+                    : hit.harm == Harm::kLost ? absl::StatusCode::kDeadlineExceeded
                                               : absl::StatusCode::kDataLoss;
   if (IsMended(hit.harm) || status.code() != code) return false;
   const SectionPlace& place = disk.places()[hit.number];
@@ -219,7 +220,7 @@ class Faults : public ::testing::Test {
   }
   ~Faults() override { fs::remove_all(folder_); }
 
-  // Four of five schedules: one fault of one kind, at one moment, at any such transfer. The others:
+  // Five of six schedules: one fault of one kind, at one moment, at any such transfer. The others:
   // some of all kinds, from any transfer on, on any rank.
   std::vector<io::FaultSpec> FaultsOf(int schedule) const;
   std::vector<io::FaultSpec> OneFault(const Drill& expected, int64_t turn, Random& random) const;
@@ -259,7 +260,11 @@ io::FaultSpec SpecOf(Harm harm, const SectionPlace& place) {
 // Of all that can happen in this training, what has its turn.
 std::vector<io::FaultSpec> Faults::OneFault(const Drill& expected, int64_t turn,
                                             Random& random) const {
-  std::map<std::tuple<Harm, size_t, Moment>, std::vector<int64_t>> all;
+  struct Transfer {
+    size_t rank;
+    size_t index;
+  };
+  std::map<std::pair<Harm, Moment>, std::vector<Transfer>> all;
   for (size_t rank = 0; rank < expected.disks.size(); ++rank) {
     const std::vector<Begun>& log = expected.disks[rank]->log();
     for (size_t i = 0; i < log.size(); ++i) {
@@ -267,17 +272,16 @@ std::vector<io::FaultSpec> Faults::OneFault(const Drill& expected, int64_t turn,
         const auto harm = static_cast<Harm>(h);
         const Moment moment = log[i].moment;
         if (moment == Moment::kOther || !Coverage::CanBe(moment, harm)) continue;
-        all[{harm, rank, moment}].push_back(static_cast<int64_t>(i));
+        all[{harm, moment}].push_back({rank, i});
       }
     }
   }
   const auto& [what, where] = *std::next(all.begin(), turn % std::ssize(all));
-  const auto& [harm, rank, moment] = what;
-  const int64_t transfer = where[random.Below(std::ssize(where))];
+  const auto [rank, index] = where[random.Below(std::ssize(where))];
   const Disk& disk = *expected.disks[rank];
   std::vector<io::FaultSpec> specs(expected.disks.size());
-  specs[rank] = SpecOf(harm, disk.places()[disk.log()[transfer].number]);
-  specs[rank].first = specs[rank].last = transfer;
+  specs[rank] = SpecOf(what.first, disk.places()[disk.log()[index].number]);
+  specs[rank].first = specs[rank].last = static_cast<int64_t>(index);
   return specs;
 }
 
@@ -286,8 +290,8 @@ std::vector<io::FaultSpec> Faults::FaultsOf(int schedule) const {
   const Drill& expected = expected_[schedule % expected_.size()];
   const int64_t turn = schedule / std::ssize(expected_);
   std::vector<io::FaultSpec> specs(expected.disks.size());
-  if (turn % 5 < 4) {
-    specs = OneFault(expected, turn / 5 * 4 + turn % 5, random);
+  if (turn % 6 < 5) {
+    specs = OneFault(expected, turn / 6 * 5 + turn % 6, random);
   } else {
     for (io::FaultSpec& spec : specs) {
       if (random.Below(2) == 0) continue;
@@ -304,6 +308,38 @@ std::vector<io::FaultSpec> Faults::FaultsOf(int schedule) const {
   }
   for (io::FaultSpec& spec : specs) spec.seed = random.Below(1 << 30);
   return specs;
+}
+
+// A disk that hangs for good, from some moment on: that takes half the time after which peers give
+// up waiting, and not once for every record.
+TEST_F(Faults, ADiskThatHangsIsToldToAllRanks) {
+  constexpr double kTimeoutS = 6.0;
+  constexpr int kEach = 3;
+  const auto hang = [&](size_t which, int turn) {
+    Training training = trainings_[which];
+    training.options.communication_timeout_s = kTimeoutS;
+    const Drill& expected = expected_[which];
+    Random random(100 * which + turn);
+    const int64_t rank = random.Below(training.world);
+    std::vector<io::FaultSpec> specs(training.world);
+    const int64_t transfers = std::ssize(expected.disks[rank]->log());
+    specs[rank] = {.lost = 1.0, .first = (turn * transfers + random.Below(transfers)) / kEach};
+    const auto begin = std::chrono::steady_clock::now();
+    const Drill drill = RunDrill(training, specs);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    const std::string wrong = took.count() > 3 * kTimeoutS
+                                  ? absl::StrCat("it took ", took.count(), " s")
+                                  : Judge(drill, expected, training.options.overlap_next_forward);
+    EXPECT_EQ(wrong, "") << training.name << ", from transfer " << specs[rank].first << " of "
+                         << transfers << " on" << Describe(drill);
+  };
+  std::vector<std::thread> workers;
+  for (size_t which = 0; which < trainings_.size(); ++which) {
+    workers.emplace_back([&, which] {
+      for (int turn = 0; turn < kEach; ++turn) hang(which, turn);
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
 }
 
 TEST_F(Faults, EndInTheRightBitsOrAreToldToAllRanks) {

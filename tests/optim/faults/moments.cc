@@ -33,6 +33,8 @@ Harm HarmOf(io::Fault fault, const SectionPlace& place, int64_t byte) {
       return Harm::kStale;
     case io::Fault::kLate:
       return Harm::kLate;
+    case io::Fault::kLost:
+      return Harm::kLost;
     default:
       break;
   }
@@ -73,7 +75,8 @@ const char* NameOf(Moment moment) {
 const char* NameOf(Harm harm) {
   constexpr const char* kNames[] = {"short transfer",  "EAGAIN or EINTR",    "EIO",
                                     "ENOSPC",          "flip in the header", "flip in the payload",
-                                    "flip in padding", "stale write",        "late completion"};
+                                    "flip in padding", "stale write",        "late completion",
+                                    "no completion"};
   static_assert(std::size(kNames) == static_cast<size_t>(Harm::kCount));
   return kNames[static_cast<int>(harm)];
 }

@@ -63,9 +63,10 @@ enum class Harm : uint8_t {
   kFlipPadding,
   kStale,
   kLate,
+  kLost,
   kCount
 };
-constexpr int kHarms = static_cast<int>(Harm::kCount);
+constexpr int kHarms = static_cast<int>(Harm::kLost);  // that take no time
 const char* NameOf(Harm harm);
 
 // What the trainer of a rank is doing.
