@@ -169,7 +169,8 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
   app.add_option("--rule", o.rule, "adamw, adam, sgd, lion or adagrad");
   app.add_option("--faults", o.faults,
                  "Of the disk, as eio=0.01,short=0.2,seed=7: probabilities of short, again, eio, "
-                 "enospc, flip, stale, late; numbers first, seed, halve_every, again_every");
+                 "enospc, flip, stale, late, lost; numbers first, seed, halve_every, again_every, "
+                 "last, flip_begin, flip_end");
   app.add_option(
       "--throttle", throttle,
       "Of the disk and of updates, in bytes of records, as read=1GB/s,write=500MB/s,update=1GB/s");

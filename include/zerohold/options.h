@@ -171,8 +171,8 @@ struct EngineOptions {
   // forward pass, in its order, and Acquire waits for its unit. SetGroup, the first BeginMicroBatch
   // (but with kWeightedMean) and the Release of a unit that is not written do not wait. The first
   // kBackward acquire, or any other call, waits for all of them. No bit changes. A disk that fails
-  // meanwhile ends the next Step, or is told by Close. Without MPI_THREAD_MULTIPLE, Step waits as
-  // before.
+  // meanwhile ends the next Step (an Acquire before it, where parameters are on disk), or is told
+  // by Close. Without MPI_THREAD_MULTIPLE, Step waits as before.
   bool overlap_next_forward = false;
 
   // Global 2-norm above which gradients are scaled down, by limit / (norm + 1e-6). 0 is off.
@@ -191,8 +191,8 @@ struct EngineOptions {
   InstructionSet instruction_set = InstructionSet::kBest;
 
   // A wait in a collective that lasts longer ends with DeadlineExceeded naming the operation and
-  // the ranks that have not come; so does a transfer of a disk, naming folder and offset. Seconds,
-  // > 0.
+  // the ranks that have not come; so does a transfer of a disk after half of it, naming record,
+  // folder and offset. Seconds, > 0.
   double communication_timeout_s = 600.0;
   // Compares every collective's name over the ranks before it runs: one small message more for
   // each. By default on where the trainer that includes this header is built without NDEBUG; ranks

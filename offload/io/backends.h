@@ -4,13 +4,14 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "offload/io/backend.h"
 #include "src/base/notice.h"
-#include "src/telemetry/counters.h"
 
 namespace zerohold::io {
 
@@ -39,16 +40,22 @@ struct FaultSpec {
   double bit_flip = 0.0;  // one bit of what a read brings
   double stale = 0.0;     // a write that reports success and is not done
   double late = 0.0;      // held back until up to 4 later ones have completed
-  int64_t first = 0;      // transfers before this one are left alone
+  double lost = 0.0;      // not done, and never completed
+  // Transfers before the first and behind the last one are left alone.
+  int64_t first = 0;
+  int64_t last = std::numeric_limits<int64_t>::max();
+  // The bytes of a read that bits are flipped in, where it brings them; an end of 0: all.
+  int64_t flip_begin = 0;
+  int64_t flip_end = 0;
   // Besides, every n-th transfer: half of it is moved, or -EAGAIN or -EINTR. 0: none.
   int64_t halve_every = 0;
   int64_t again_every = 0;
 };
-// "eio=0.01,short=0.5,seed=7": keys short, again, eio, enospc, flip, stale, late, first, seed,
-// halve_every, again_every. InvalidArgument naming what is wrong and the legal keys.
+// "eio=0.01,short=0.5,seed=7": keys short, again, eio, enospc, flip, stale, late, lost, first,
+// seed, halve_every, again_every, last, flip_begin, flip_end. InvalidArgument naming what is wrong
+// and the legal keys.
 absl::StatusOr<FaultSpec> ParseFaultSpec(std::string_view text);
 
-// What was really done, by kind.
 enum class Fault : uint8_t {
   kShortTransfer,
   kAgain,
@@ -57,12 +64,14 @@ enum class Fault : uint8_t {
   kBitFlip,
   kStale,
   kLate,
+  kLost,
   kCount
 };
-using FaultTally = telemetry::Counters<Fault>;
-// `tally`, when given, outlives the backend.
+// Hears of each that is really done, on the thread that owns the backend: to which transfer, and to
+// which byte of it, where it is one.
+using FaultSink = std::function<void(Fault, const Transfer&, int64_t byte)>;
 std::unique_ptr<IoBackend> CreateFaultyBackend(std::unique_ptr<IoBackend> under,
-                                               const FaultSpec& spec, FaultTally* tally = nullptr);
+                                               const FaultSpec& spec, FaultSink told = {});
 
 // Rates in bytes per second, 0 for no limit; latency of each transfer, which those in flight share.
 // Waits, never burns a core. Reads and writes are two links of their own.

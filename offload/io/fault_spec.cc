@@ -22,10 +22,14 @@ constexpr Key kKeys[] = {
     {"flip", &FaultSpec::bit_flip, nullptr},
     {"stale", &FaultSpec::stale, nullptr},
     {"late", &FaultSpec::late, nullptr},
+    {"lost", &FaultSpec::lost, nullptr},
     {"first", nullptr, &FaultSpec::first},
     {"seed", nullptr, &FaultSpec::seed},
     {"halve_every", nullptr, &FaultSpec::halve_every},
     {"again_every", nullptr, &FaultSpec::again_every},
+    {"last", nullptr, &FaultSpec::last},
+    {"flip_begin", nullptr, &FaultSpec::flip_begin},
+    {"flip_end", nullptr, &FaultSpec::flip_end},
 };
 
 absl::Status Wrong(absl::string_view part) {

@@ -1,6 +1,8 @@
 // What happens to a transfer is a function of the seed and of its number, whatever happened to
 // those before it.
+#include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "offload/io/backends.h"
 #include "offload/io/decorator.h"
@@ -32,8 +34,7 @@ class Random {
 };
 
 struct Passed {
-  uint64_t tag = 0;
-  std::byte* memory = nullptr;
+  Transfer whole;  // as it was asked for
   bool flip = false;
   int later = 0;  // completions that overtake this one
   uint64_t random = 0;
@@ -45,10 +46,8 @@ struct Held {
 
 class FaultyBackend final : public Decorator<Passed, Held> {
  public:
-  FaultyBackend(std::unique_ptr<IoBackend> under, const FaultSpec& spec, FaultTally* tally)
-      : Decorator("faulty", std::move(under)),
-        spec_(spec),
-        tally_(tally != nullptr ? tally : &own_tally_) {}
+  FaultyBackend(std::unique_ptr<IoBackend> under, const FaultSpec& spec, FaultSink told)
+      : Decorator("faulty", std::move(under)), spec_(spec), told_(std::move(told)) {}
 
  private:
   // Draws in one fixed order: the probability of one kind does not move the others.
@@ -61,12 +60,11 @@ class FaultyBackend final : public Decorator<Passed, Held> {
     const bool enospc = random.Hits(spec_.enospc) && writes;
     const bool stale = random.Hits(spec_.stale) && writes;
     const bool cut = random.Hits(spec_.short_transfer);
-    Passed passed{.tag = transfer.tag,
-                  .memory = transfer.memory,
+    Passed passed{.whole = transfer,
                   .flip = random.Hits(spec_.bit_flip) && !writes,
                   .later = random.Hits(spec_.late) ? static_cast<int>(1 + random.Next() % 4) : 0,
                   .random = random.Next()};
-    if (number < spec_.first) {
+    if (number < spec_.first || number > spec_.last) {
       passed.flip = false;
       passed.later = 0;
       return Pass(transfer, passed);
@@ -85,8 +83,9 @@ class FaultyBackend final : public Decorator<Passed, Held> {
       const auto choices = static_cast<uint64_t>(blocks - least);
       shorter.bytes = (least + static_cast<int64_t>(random.Next() % choices)) * base::kPageBytes;
     }
+    if (random.Hits(spec_.lost)) return Tell(Fault::kLost, transfer);
     if (shorter.bytes == 0) return Answer(transfer, Fault::kShortTransfer, 0);
-    if (shorter.bytes < transfer.bytes) tally_->Add(Fault::kShortTransfer, 1);
+    if (shorter.bytes < transfer.bytes) Tell(Fault::kShortTransfer, transfer);
     Pass(shorter, passed);
   }
 
@@ -94,20 +93,27 @@ class FaultyBackend final : public Decorator<Passed, Held> {
     return period > 0 && number >= spec_.first && (number - spec_.first + 1) % period == 0;
   }
 
+  void Tell(Fault fault, const Transfer& transfer, int64_t byte = 0) {
+    if (told_) told_(fault, transfer, byte);
+  }
+
   void Answer(const Transfer& transfer, Fault fault, int64_t result) {
-    tally_->Add(fault, 1);
+    Tell(fault, transfer);
     Deliver({transfer.tag, result});
   }
 
   void Arrive(const Passed& passed, int64_t result) override {
     if (passed.flip && result > 0) {
-      tally_->Add(Fault::kBitFlip, 1);
-      const uint64_t bit = passed.random % (8 * static_cast<uint64_t>(result));
-      passed.memory[bit / 8] ^= std::byte{1} << (bit % 8);
+      const bool all = spec_.flip_begin >= std::min(spec_.flip_end, result);
+      const int64_t begin = all ? 0 : spec_.flip_begin;
+      const int64_t end = all ? result : std::min(spec_.flip_end, result);
+      const uint64_t bit = 8 * begin + passed.random % (8 * static_cast<uint64_t>(end - begin));
+      passed.whole.memory[bit / 8] ^= std::byte{1} << (bit % 8);
+      Tell(Fault::kBitFlip, passed.whole, static_cast<int64_t>(bit / 8));
     }
-    const Completion mine = {passed.tag, result};
+    const Completion mine = {passed.whole.tag, result};
     if (passed.later == 0) return Deliver(mine);
-    tally_->Add(Fault::kLate, 1);
+    Tell(Fault::kLate, passed.whole);
     held_.push_back({mine, passed.later});
   }
 
@@ -129,16 +135,15 @@ class FaultyBackend final : public Decorator<Passed, Held> {
   }
 
   const FaultSpec spec_;
-  FaultTally own_tally_;
-  FaultTally* const tally_;
+  const FaultSink told_;
   int64_t number_ = 0;  // of the next transfer
 };
 
 }  // namespace
 
 std::unique_ptr<IoBackend> CreateFaultyBackend(std::unique_ptr<IoBackend> under,
-                                               const FaultSpec& spec, FaultTally* tally) {
-  return std::make_unique<FaultyBackend>(std::move(under), spec, tally);
+                                               const FaultSpec& spec, FaultSink told) {
+  return std::make_unique<FaultyBackend>(std::move(under), spec, std::move(told));
 }
 
 }  // namespace zerohold::io

@@ -289,7 +289,9 @@ void Mover::Impl::Account(int64_t now_ns) {
 }
 
 std::string Mover::Impl::Describe(const Request& request) const {
-  return absl::StrCat("nvme_paths: ", files[request.file].path, ": ",
+  const std::string record =
+      request.record < 0 ? "" : absl::StrCat("tier nvme: record ", request.record, ": ");
+  return absl::StrCat(record, "nvme_paths: ", files[request.file].path, ": ",
                       request.direction == Direction::kRead ? "read" : "write", " of ",
                       request.bytes, " bytes at ", request.offset_bytes);
 }

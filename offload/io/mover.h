@@ -54,6 +54,7 @@ class Mover {
     int64_t bytes = 0;
     Done done = nullptr;
     void* context = nullptr;
+    int64_t record = -1;  // for messages: the number that the tier gives it
   };
   struct Settings {
     int depth = 64;            // transfers in flight at a time

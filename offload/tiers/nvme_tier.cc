@@ -78,11 +78,17 @@ std::vector<int64_t> NvmeTier::PlaceRecords(const Settings& settings) {
   return sizes;
 }
 
-io::Mover::Request NvmeTier::Request(const Place& place, std::byte* slot) const {
-  return {.file = place.file,
-          .offset_bytes = place.offset_bytes,
-          .memory = slot,
-          .bytes = place.bytes()};
+void NvmeTier::Move(int64_t record, std::byte* slot, io::Direction direction,
+                    std::pair<Done, void*> told) {
+  const Place& place = places_[record];
+  mover_->Move({.direction = direction,
+                .file = place.file,
+                .offset_bytes = place.offset_bytes,
+                .memory = slot,
+                .bytes = place.bytes(),
+                .done = told.first,
+                .context = told.second,
+                .record = record});
 }
 
 absl::Status NvmeTier::GivenUp(int64_t record) const {
@@ -99,20 +105,12 @@ void NvmeTier::Fetch(int64_t record, std::byte* slot, Done done, void* context) 
     std::memset(slot, 0, place.bytes());
     return done(context, absl::OkStatus());
   }
-  io::Mover::Request request = Request(place, slot);
-  request.direction = io::Direction::kRead;
-  request.done = done;
-  request.context = context;
-  mover_->Move(request);
+  Move(record, slot, io::Direction::kRead, {done, context});
 }
 
 void NvmeTier::Store(int64_t record, std::byte* slot, Done done, void* context) {
   if (memory_->given_up()) return done(context, GivenUp(record));
-  io::Mover::Request request = Request(places_[record], slot);
-  request.direction = io::Direction::kWrite;
-  request.done = done;
-  request.context = context;
-  mover_->Move(request);
+  Move(record, slot, io::Direction::kWrite, {done, context});
 }
 
 absl::Status NvmeTier::Check(int64_t record, const std::byte* slot) const {

@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "offload/io/backend.h"
@@ -57,8 +58,8 @@ class NvmeTier {
   static std::byte* Payload(std::byte* slot) { return slot + kHeaderBytes; }
 
   // Starts moving the record into, or out of, the slot. `done` is called once, with the mover's
-  // status; it may be called before Fetch returns. When memory was given up (mover.h) nothing is
-  // moved or written any more, and the answer is Unavailable.
+  // status, which names the record too; it may be called before Fetch returns. When memory was
+  // given up (mover.h) nothing is moved or written any more, and the answer is Unavailable.
   void Fetch(int64_t record, std::byte* slot, Done done, void* context);
   void Store(int64_t record, std::byte* slot, Done done, void* context);
 
@@ -96,7 +97,7 @@ class NvmeTier {
   NvmeTier() = default;
   // Sets each record's file and offset; gives each file's size.
   std::vector<int64_t> PlaceRecords(const Settings& settings);
-  io::Mover::Request Request(const Place& place, std::byte* slot) const;
+  void Move(int64_t record, std::byte* slot, io::Direction direction, std::pair<Done, void*> told);
   absl::Status GivenUp(int64_t record) const;
   std::string Name(int64_t record) const;
 

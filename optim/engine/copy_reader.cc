@@ -44,7 +44,26 @@ void CopyReader::Enqueue(UnitId unit, std::byte* frame, Reading* reading) {
   Reading** last = &first_;
   while (*last != nullptr) last = &(*last)->behind;
   *last = reading;
+  reading->status = lost_;
+  if (!lost_.ok()) GiveUpLocked(lost_);
   ReadOn(lock);
+}
+
+void CopyReader::GiveUp(const absl::Status& why) {
+  const std::lock_guard lock(mutex_);
+  GiveUpLocked(why);
+  landed_.notify_all();
+}
+
+// The gather that waits for what was lost ends the engine; and a disk that hangs does so but once.
+void CopyReader::GiveUpLocked(const absl::Status& why) {
+  lost_.Update(why);
+  for (Reading* each = first_; each != nullptr; each = each->behind) {
+    if (each->records.size() == 0) continue;
+    each->status.Update(lost_);
+    each->left -= each->records.size();
+    each->records.begin = each->records.end;
+  }
 }
 
 absl::Status CopyReader::Wait(Reading* reading) {
@@ -104,6 +123,7 @@ void CopyReader::Land(void* context) {
   std::unique_lock lock(reader.mutex_);
   slot.of->status.Update(status);
   --slot.of->left;
+  if (!status.ok()) reader.GiveUpLocked(status);
   slot.lease.Release();
   reader.ReadOn(lock);
   reader.landed_.notify_all();

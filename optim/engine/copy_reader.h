@@ -56,6 +56,8 @@ class CopyReader {
   // Blocks until they are all there. The first error. The frame is this unit's until Finish.
   absl::Status Wait(Reading* reading);
   void Finish(Reading* reading);
+  // A record is lost: nothing more is read, and what was not begun ends with `why`. Any thread.
+  void GiveUp(const absl::Status& why);
 
  private:
   struct Slot {
@@ -67,6 +69,7 @@ class CopyReader {
   };
 
   void ReadOn(std::unique_lock<std::mutex>& lock);
+  void GiveUpLocked(const absl::Status& why);
   Reading* Next() const;
   static void Came(void* slot, absl::Status status);
   static void Land(void* slot);
@@ -82,6 +85,7 @@ class CopyReader {
   staging::SlotPool pool_;
   std::vector<Slot> slots_;
   Reading* first_ = nullptr;  // of those that are not finished, in the order of Enqueue
+  absl::Status lost_;         // see GiveUp
   bool ending_ = false;
 };
 

@@ -65,6 +65,8 @@ class EngineCore : private StepActions {
     std::vector<std::shared_ptr<comm::Communicator>> communicators;
     std::vector<ParameterSpec> parameters;
     std::vector<UnitSpec> units;
+    // Makes what moves the bytes of record files, in tests; empty: what the options say.
+    Records::MakeBackend backend{};
     // The communicators are this engine's while one of its cores has this.
     std::shared_ptr<const Hold> hold = {};
   };

@@ -353,7 +353,10 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
                        .before = before == nullptr ? nullptr : before->records_.get(),
                        .memory_before = before == nullptr ? nullptr : before->memory_.get(),
                        .move = move,
-                       .timeout_s = input_.options.communication_timeout_s,
+                       // Before the peers, who wait for this rank meanwhile, give up: they are to
+                       // hear why.
+                       .timeout_s = input_.options.communication_timeout_s / 2,
+                       .backend = input_.backend,
                        .books = {&ledger_, input_.options.notice}}));
   const SlotPlan& gradients = placement.gradient_slots;
   const SlotPlan& copies = placement.copy_slots;

@@ -112,6 +112,7 @@ void EngineCore::StartRecord(Issue& issue, const Operation& operation) {
 void EngineCore::RecordDone(int index, const absl::Status& status) {
   --moving_;
   storage_.Update(status);
+  if (!status.ok() && copy_reader_ != nullptr) copy_reader_->GiveUp(storage_);
   const Operation& operation = plan_.operations[index];
   if (operation.verb == Verb::kStore) records_->Release(operation.target);
   step_.OperationDone(index);

@@ -54,8 +54,16 @@ void GradientSpill::Land(const layout::Bucket& bucket) {
                 tiers::NvmeTier::Payload(slot) + offset * elem_bytes);
     done += elems;
     if (offset + elems < record.elems) continue;
-    records_.StoreGradient(index, slot, &Stored, std::exchange(begun_, nullptr));
+    Slot* const whole = std::exchange(begun_, nullptr);
+    // Behind one that is lost none is stored: a disk that hangs does so but once.
+    AnyLost() ? Stored(whole, absl::OkStatus())
+              : records_.StoreGradient(index, slot, &Stored, whole);
   }
+}
+
+bool GradientSpill::AnyLost() {
+  const std::lock_guard lock(mutex_);
+  return !status_.ok();
 }
 
 // Null when memory was given up: what came back may still be written by the disk.

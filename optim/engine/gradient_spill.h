@@ -53,6 +53,7 @@ class GradientSpill {
 
   GradientSpill(const layout::Layout& layout, Records& records, std::span<std::byte> staging,
                 const SlotPlan& slots);
+  bool AnyLost();
   Slot* TakeSlot();
   static void Stored(void* slot, absl::Status status);
 

@@ -29,10 +29,11 @@ absl::StatusOr<std::unique_ptr<io::IoBackend>> ChosenBackend(IoEngine engine,
 }
 
 // Files of the folder's disk, or what tests and benches put in its place.
-absl::StatusOr<std::unique_ptr<io::IoBackend>> CreateBackend(const OffloadOptions& options,
-                                                             const base::NoticeSink& notice) {
+absl::StatusOr<std::unique_ptr<io::IoBackend>> CreateBackend(const Records::Input& input) {
+  if (input.backend) return input.backend();
+  const OffloadOptions& options = input.options;
   ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
-                      ChosenBackend(options.io_engine, notice));
+                      ChosenBackend(options.io_engine, input.books.notice));
   if (options.read_rate > 0 || options.write_rate > 0) {
     backend = io::CreateThrottledBackend(
         std::move(backend), {.read_rate = options.read_rate, .write_rate = options.write_rate});
@@ -219,8 +220,7 @@ absl::Status Records::CreateTier(const Input& input, Part& part) {
   settings.timeout_s = input.timeout_s;
   settings.memory = transfer_memory_;
   settings.notice = input.books.notice;
-  ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
-                      CreateBackend(input.options, input.books.notice));
+  ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend, CreateBackend(input));
   settings.backend = [&backend] { return std::move(backend); };
   ZH_ASSIGN_OR_RETURN(part.tier, tiers::NvmeTier::Create(std::move(settings)));
   for (size_t i = first; i < bytes_.size(); ++i) {

@@ -50,6 +50,7 @@ enum class Section : uint8_t { kStates, kGradient, kCopy, kCount };
 class Records {
  public:
   using Done = tiers::NvmeTier::Done;
+  using MakeBackend = std::function<std::unique_ptr<io::IoBackend>()>;
 
   // What it is made of; all of it outlives it, but for `before`: it has the records of all
   // generations of units but the last, which are shared; null when there is but one. To move,
@@ -65,7 +66,8 @@ class Records {
     Records* before;
     const ModelMemory* memory_before;
     bool move;
-    double timeout_s;  // of a transfer
+    double timeout_s;            // of a transfer
+    const MakeBackend& backend;  // empty: the options say which
     MemoryBooks books;
   };
   // Errors: ResourceExhausted with asked and available; those of a folder in nvme_paths;

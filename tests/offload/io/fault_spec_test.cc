@@ -12,7 +12,8 @@ using testing::HasSubstr;
 TEST(FaultSpec, IsReadFromAFlag) {
   const FaultSpec spec = ParseFaultSpec(
                              "eio=0.01,short=0.5,seed=7,first=100,flip=1,again=0.25,enospc=0.125,"
-                             "stale=0.0625,late=0.75,halve_every=3,again_every=5")
+                             "stale=0.0625,late=0.75,halve_every=3,again_every=5,last=120,"
+                             "flip_begin=4,flip_end=40,lost=0.375")
                              .value();
   EXPECT_EQ(spec.eio, 0.01);
   EXPECT_EQ(spec.short_transfer, 0.5);
@@ -25,6 +26,10 @@ TEST(FaultSpec, IsReadFromAFlag) {
   EXPECT_EQ(spec.late, 0.75);
   EXPECT_EQ(spec.halve_every, 3);
   EXPECT_EQ(spec.again_every, 5);
+  EXPECT_EQ(spec.last, 120);
+  EXPECT_EQ(spec.flip_begin, 4);
+  EXPECT_EQ(spec.flip_end, 40);
+  EXPECT_EQ(spec.lost, 0.375);
   EXPECT_EQ(ParseFaultSpec("").value().eio, 0.0);
 }
 

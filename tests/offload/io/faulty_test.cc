@@ -7,6 +7,7 @@
 
 #include "offload/io/backends.h"
 #include "tests/offload/io/block_memory.h"
+#include "tests/offload/io/fault_tally.h"
 
 namespace zerohold::io {
 namespace {
@@ -16,7 +17,7 @@ constexpr int kDepth = 64;
 // The faulty backend, open over one file in memory.
 struct Faulty {
   explicit Faulty(const FaultSpec& spec)
-      : backend(CreateFaultyBackend(CreateMemoryBackend(), spec, &tally)) {
+      : backend(CreateFaultyBackend(CreateMemoryBackend(), spec, CountIn(tally))) {
     const int none[] = {-1};
     EXPECT_TRUE(backend->Open(none, {}, kDepth).ok());
   }
@@ -55,6 +56,29 @@ TEST(Faulty, FlipsOneBitOfARead) {
   }
   EXPECT_EQ(wrong_bits, 1);
   EXPECT_EQ(faulty.Hits(Fault::kBitFlip), 1);
+}
+
+// So that a header is hit as often as one likes.
+TEST(Faulty, FlipsInTheBytesThatItIsGiven) {
+  for (int seed = 0; seed < 20; ++seed) {
+    Faulty faulty({.seed = seed, .bit_flip = 1.0, .flip_begin = 5, .flip_end = 8});
+    BlockMemory memory(2);
+    EXPECT_EQ(faulty.MoveOne(Direction::kWrite, memory.block(0), 1).result, kBlock);
+    EXPECT_EQ(faulty.MoveOne(Direction::kRead, memory.block(1), 1).result, kBlock);
+    int wrong_bytes = 0;
+    for (int64_t i = 5; i < 8; ++i) wrong_bytes += memory.block(0)[i] != memory.block(1)[i];
+    EXPECT_EQ(wrong_bytes, 1) << seed;
+  }
+}
+
+TEST(Faulty, LeavesTheOthersAlone) {
+  Faulty faulty({.eio = 1.0, .first = 2, .last = 3});
+  BlockMemory memory(1);
+  std::vector<int64_t> results;
+  for (int i = 0; i < 6; ++i) {
+    results.push_back(faulty.MoveOne(Direction::kWrite, memory.block(0), 1).result);
+  }
+  EXPECT_THAT(results, testing::ElementsAre(kBlock, kBlock, -EIO, -EIO, kBlock, kBlock));
 }
 
 TEST(Faulty, AStaleWriteReportsSuccessAndIsNotDone) {
@@ -97,6 +121,18 @@ TEST(Faulty, AnswersErrnos) {
   Faulty again({.again = 1.0});
   EXPECT_EQ(again.MoveOne(Direction::kRead, memory.block(0), 1).result, -EAGAIN);
   EXPECT_EQ(again.MoveOne(Direction::kRead, memory.block(0), 1).result, -EINTR);
+}
+
+TEST(Faulty, LosesCompletions) {
+  Faulty faulty({.lost = 1.0, .first = 1, .last = 1});
+  BlockMemory memory(1);
+  for (int i = 0; i < 3; ++i) {
+    const Transfer transfer = {.memory = memory.block(0), .bytes = kBlock};
+    faulty.backend->Submit({&transfer, 1});
+    Completion arrived[2];
+    EXPECT_EQ(faulty.backend->Reap(arrived, i == 1 ? 1000 : 1'000'000'000), i == 1 ? 0 : 1);
+  }
+  EXPECT_EQ(faulty.Hits(Fault::kLost), 1);
 }
 
 TEST(Faulty, LateOnesAreOvertaken) {

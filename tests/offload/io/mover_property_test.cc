@@ -9,6 +9,7 @@
 #include "offload/io/mover.h"
 #include "tests/offload/io/answer.h"
 #include "tests/offload/io/block_memory.h"
+#include "tests/offload/io/fault_tally.h"
 
 namespace zerohold::io {
 namespace {
@@ -60,8 +61,9 @@ class World {
  public:
   World(int seed, FaultTally* tally)
       : random_(seed),
-        mover_(Mover::Create(CreateFaultyBackend(CreateMemoryBackend(), Schedule(seed), tally),
-                             {{-1, "/f0"}, {-1, "/f1"}, {-1, "/f2"}}, {}, {.depth = 1 + seed % 9})
+        mover_(Mover::Create(
+                   CreateFaultyBackend(CreateMemoryBackend(), Schedule(seed), CountIn(*tally)),
+                   {{-1, "/f0"}, {-1, "/f1"}, {-1, "/f2"}}, {}, {.depth = 1 + seed % 9})
                    .value()) {}
 
   // Moves every block once; a failed answer names what failed.

@@ -13,6 +13,7 @@
 #include "src/telemetry/trace.h"
 #include "tests/offload/io/answer.h"
 #include "tests/offload/io/block_memory.h"
+#include "tests/offload/io/fault_tally.h"
 #include "tests/offload/io/scripted_backend.h"
 #include "tests/src/device/count_new.h"
 
@@ -225,9 +226,9 @@ TEST(OffloadCases, OFF_10_Mover) {
   constexpr int kMoves = 60;
   BlockMemory memory(8 * kMoves);
   FaultTally tally;
-  auto mover =
-      Over(CreateFaultyBackend(CreateMemoryBackend(), {.halve_every = 3, .again_every = 5}, &tally),
-           {.depth = 7});
+  auto mover = Over(CreateFaultyBackend(CreateMemoryBackend(), {.halve_every = 3, .again_every = 5},
+                                        CountIn(tally)),
+                    {.depth = 7});
   for (int i = 0; i < 8 * kMoves; ++i) memory.Fill(i, 33 * i);
   for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
     std::vector<Answer> answers(kMoves);
