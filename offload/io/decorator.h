@@ -33,6 +33,7 @@ class Decorator : public IoBackend {
   absl::Status Open(std::span<const int> descriptors, std::span<const std::span<std::byte>> memory,
                     int depth) final {
     passed_.Reset(depth);
+    tags_.resize(depth);
     batch_.reserve(depth);
     arrived_.resize(depth);
     held_.reserve(depth);
@@ -49,8 +50,8 @@ class Decorator : public IoBackend {
   // What is held back has been carried out.
   void Cancel(uint64_t tag) final {
     for (int i = 0; i < passed_.capacity(); ++i) {
-      const Passed* passed = passed_.Find(i);
-      if (passed != nullptr && passed->tag == tag) return under_->Cancel(static_cast<uint64_t>(i));
+      const bool passed = passed_.Find(i) != nullptr && tags_[i] == tag;
+      if (passed) return under_->Cancel(static_cast<uint64_t>(i));
     }
   }
 
@@ -81,7 +82,8 @@ class Decorator : public IoBackend {
   virtual int64_t ReleaseDue() = 0;
 
   void Pass(Transfer transfer, const Passed& passed) {
-    transfer.tag = static_cast<uint64_t>(passed_.Add(passed));
+    const auto number = passed_.Add(passed);
+    tags_[number] = std::exchange(transfer.tag, static_cast<uint64_t>(number));
     batch_.push_back(transfer);
   }
   bool any_passed() const { return passed_.size() > 0; }
@@ -93,6 +95,7 @@ class Decorator : public IoBackend {
   const std::unique_ptr<IoBackend> under_;
   const std::string name_;
   InFlightTable<Passed> passed_;
+  std::vector<uint64_t> tags_;  // that those were given
   std::vector<Transfer> batch_;
   std::vector<Completion> arrived_;
 };
