@@ -6,12 +6,13 @@
 //   Acquire(u, kBackward) ... backward ... GradReady(u), Release(u)     backwards
 //   Step()
 //
-// Threads: any thread may call, one call at a time. A forked child has none of the engine's memory,
-// and every call there but a look-up is FailedPrecondition. Collective calls are made by all ranks
-// in the same order. A call that fails with the caller's mistake has changed nothing. A call that
-// fails because a peer did (Aborted, DeadlineExceeded, Cancelled), a Step or an Acquire that fails
-// because a disk did, and one that this system gives no memory for, leave the engine failed for
-// good: every later call gives the same status.
+// Threads: any thread may call, one call at a time; who comes meanwhile is refused
+// (FailedPrecondition). A forked child has none of the engine's memory, and every call there but a
+// look-up is FailedPrecondition. Collective calls are made by all ranks in the same order. A call
+// that fails with the caller's mistake has changed nothing. A call that fails because a peer did
+// (Aborted, DeadlineExceeded, Cancelled), a Step or an Acquire that fails because a disk did, and
+// one that this system gives no memory for, leave the engine failed for good: every later call
+// gives the same status.
 #pragma once
 
 #include <cstdint>

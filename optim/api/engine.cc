@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <utility>
 
@@ -69,10 +70,32 @@ class Engine::Impl {
     return closed ? absl::FailedPreconditionError("the engine is closed") : absl::OkStatus();
   }
 
-  Status Submit(Call& call) {
+  // Runs `call` alone: who comes meanwhile is refused.
+  template <typename Body>
+  Status Alone(Body body) {
     ZH_RETURN_IF_ERROR(CheckOpen());
-    core->Submit(call);
-    return std::move(call.status);
+    if (busy.exchange(true)) {
+      return absl::FailedPreconditionError(
+          "another thread's call is under way; the engine takes one at a time, from any thread");
+    }
+    Status status = body();
+    busy = false;
+    return status;
+  }
+
+  Status Submit(Call& call) {
+    return Alone([&] {
+      core->Submit(call);
+      return std::move(call.status);
+    });
+  }
+
+  Status Extend(const engine::Addition& addition) {
+    return Alone([&] {
+      ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(core, addition));
+      Register();
+      return absl::OkStatus();
+    });
   }
 
   Status CheckAccess(ParameterId id, StateKind state, int64_t begin, int64_t elems) const {
@@ -120,6 +143,7 @@ class Engine::Impl {
   const pid_t pid = getpid();
   std::vector<std::vector<int64_t>> shapes;  // whose elements views show: they stay where they are
   bool closed = false;
+  std::atomic<bool> busy = false;
 };
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -230,13 +254,10 @@ Status Engine::Quiesce() {
 
 Status Engine::AddUnits(std::vector<ParameterSpec> parameters, std::vector<UnitSpec> units,
                         std::vector<GroupOptions> groups) {
-  ZH_RETURN_IF_ERROR(impl_->CheckOpen());
-  ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(impl_->core, {.parameters = std::move(parameters),
-                                                              .units = std::move(units),
-                                                              .groups = std::move(groups),
-                                                              .offload = {}}));
-  impl_->Register();
-  return absl::OkStatus();
+  return impl_->Extend({.parameters = std::move(parameters),
+                        .units = std::move(units),
+                        .groups = std::move(groups),
+                        .offload = {}});
 }
 
 Status Engine::Save(const std::string&) {
@@ -250,9 +271,7 @@ Status Engine::AdoptParameters() {
   return impl_->Submit(call);
 }
 Status Engine::Move(const OffloadOptions& offload) {
-  ZH_RETURN_IF_ERROR(impl_->CheckOpen());
-  return engine::EngineCore::Extend(
-      impl_->core, {.parameters = {}, .units = {}, .groups = {}, .offload = offload});
+  return impl_->Extend({.parameters = {}, .units = {}, .groups = {}, .offload = offload});
 }
 
 MemoryStats Engine::Memory() const { return impl_->core->MemoryInUse(); }

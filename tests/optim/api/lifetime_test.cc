@@ -226,6 +226,32 @@ TEST(Lifetime, ModelsWithoutWork) {
   });
 }
 
+// While a Step waits for a peer, another thread's call is told so, and disturbs nothing.
+TEST(Lifetime, ASecondCallAtOneTimeIsRefused) {
+  std::latch refused(1);
+  RunRanks(2, [&](int rank, const Communicator& ranks) {
+    Trainer trainer(OptionsOfStage(1), ranks, Tensors({300}), Constant(1));
+    trainer.MicroBatch(Gradients({{1}}));
+    if (rank == 1) {
+      refused.wait();
+      EXPECT_TRUE(trainer.Step().applied);
+      return;
+    }
+    const auto told = [](const Status& status) {
+      return absl::IsFailedPrecondition(status) &&
+             Text(status).starts_with("another thread's call is under way");
+    };
+    std::thread other([&] {
+      while (!told(trainer.engine().Quiesce())) std::this_thread::yield();
+      refused.count_down();
+    });
+    StatusOr<StepStats> stats = trainer.engine().Step();
+    while (told(stats.status())) stats = trainer.engine().Step();
+    EXPECT_TRUE(stats.ok() && stats->applied) << stats.status();
+    other.join();
+  });
+}
+
 // Any thread may call, one call at a time.
 TEST(Lifetime, CallsFromManyThreads) {
   RunStages({1, 2}, [](const EngineOptions& options, int, Communicator ranks) {
