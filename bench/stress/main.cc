@@ -17,6 +17,7 @@
 #include "bench/stress/ranks.h"
 #include "bench/stress/verify.h"
 #include "src/base/status_macros.h"
+#include "src/comm/throttled_communicator.h"
 #include "zerohold/explain_faults.h"
 #include "zerohold/mpi.h"
 
@@ -156,10 +157,13 @@ Status Run(int argc, char** argv, Ranks& ranks) {
   ZH_RETURN_IF_ERROR(CheckRanks(ranks));
 
   const StressModel model(options->params, options->WeightType(), options->seed);
-  auto communicator = MpiCommunicator(MPI_COMM_WORLD);
-  ZH_RETURN_IF_ERROR(communicator.status());
+  ZH_ASSIGN_OR_RETURN(Communicator communicator, MpiCommunicator(MPI_COMM_WORLD));
+  if (options->link_rate > 0.0) {
+    communicator = Communicator(
+        comm::CreateThrottledCommunicator(communicator.impl(), {.rate = options->link_rate}));
+  }
   ZH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                      Engine::Create(options->Engine(ranks.rank()), {*std::move(communicator)},
+                      Engine::Create(options->Engine(ranks.rank()), {std::move(communicator)},
                                      model.parameter_specs, model.unit_specs));
   const Status stressed = Stress(*engine, model, *options, ranks);
   const Status closed = engine->Close();

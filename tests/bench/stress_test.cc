@@ -123,6 +123,13 @@ TEST(Stress, RatesMakeTheBoundOfAPipeline) {
   EXPECT_EQ(hidden["verified_records"], 16);
 }
 
+// Each of two ranks sends its half of 16-bit parameters, 1 MB.
+TEST(Stress, ASlowLinkIsPartOfTheBound) {
+  const json line = Final(2, "--params 1M --steps 1 --tier host --throttle link=10MB/s --verify");
+  EXPECT_GE(line["bound_s"].get<double>(), 0.0999);
+  EXPECT_GE(line["step_s"].get<double>(), 0.0999);
+}
+
 TEST(Stress, FaultsOfTheDiskAreMended) {
   const std::string faults = "--faults short=0.3,again=0.3,late=0.3,seed=5";
   const std::string flags = "--params 1M --record 32Ki --steps 3 --verify " + faults + kDisk;
