@@ -17,6 +17,7 @@
 #include "bench/stress/ranks.h"
 #include "bench/stress/verify.h"
 #include "src/base/status_macros.h"
+#include "src/comm/throttled_communicator.h"
 #include "zerohold/explain_faults.h"
 #include "zerohold/mpi.h"
 
@@ -57,6 +58,8 @@ void PrintLink(const char* name, const LinkUse& use, double step_s) {
               use.bound_s, use.bound_s / step_s);
 }
 
+constexpr const char* kCauses[] = {"reduce", "agreement", "disk", "update", "gather"};
+
 void PrintTable(const StressModel& model, const StressOptions& options, const Measured& measured,
                 int ranks) {
   std::printf("%.4g M parameters of %s in %lld units, %s, on %d rank%s; medians of %lld steps\n",
@@ -70,7 +73,6 @@ void PrintTable(const StressModel& model, const StressOptions& options, const Me
     PrintLink("disk write", measured.write, measured.step_s);
   }
   PrintLink("memory", measured.memory, measured.step_s);
-  constexpr const char* kCauses[] = {"reduce", "agreement", "disk", "update", "gather"};
   std::printf("stalls of rank 0, s:");
   for (size_t i = 0; i < measured.stall_s.size(); ++i) {
     std::printf(" %s %.4g", kCauses[i], measured.stall_s[i]);
@@ -79,8 +81,25 @@ void PrintTable(const StressModel& model, const StressOptions& options, const Me
               measured.bound_s / measured.step_s);
 }
 
-void PrintJson(const StressModel& model, const Measured& measured, int64_t verified_records,
-               int ranks) {
+// A step's, as in the table, in bytes and seconds.
+nlohmann::ordered_json LinkJson(const LinkUse& use, double step_s) {
+  return {{"bytes", use.bytes},
+          {"busy_s", use.busy_s},
+          {"bytes_per_s", use.bytes / use.busy_s},
+          {"ceiling_bytes_per_s", use.bytes / use.ceiling_s},
+          {"bound_s", use.bound_s},
+          {"ratio", use.bound_s / step_s}};
+}
+
+void PrintJson(const StressModel& model, const StressOptions& options, const Measured& measured,
+               int64_t verified_records, int ranks) {
+  nlohmann::ordered_json links, stalls;
+  if (options.on_disk()) {
+    links["disk_read"] = LinkJson(measured.read, measured.step_s);
+    links["disk_write"] = LinkJson(measured.write, measured.step_s);
+  }
+  links["memory"] = LinkJson(measured.memory, measured.step_s);
+  for (size_t i = 0; i < measured.stall_s.size(); ++i) stalls[kCauses[i]] = measured.stall_s[i];
   const nlohmann::ordered_json line = {{"final", true},
                                        {"params", model.params()},
                                        {"ranks", ranks},
@@ -92,7 +111,9 @@ void PrintJson(const StressModel& model, const Measured& measured, int64_t verif
                                        {"write_bytes", measured.written_bytes},
                                        {"peak_resident_bytes", measured.peak_resident_bytes},
                                        {"staging_bytes", measured.staging_bytes},
-                                       {"verified_records", verified_records}};
+                                       {"verified_records", verified_records},
+                                       {"links", links},
+                                       {"stall_s", stalls}};
   std::printf("%s\n", line.dump().c_str());
 }
 
@@ -120,7 +141,7 @@ Status Stress(Engine& engine, const StressModel& model, const StressOptions& opt
     PrintTable(model, options, measured, ranks.size());
     if (options.verify) std::printf("%.0f records verified\n", verified_records);
   } else {
-    PrintJson(model, measured, static_cast<int64_t>(verified_records), ranks.size());
+    PrintJson(model, options, measured, static_cast<int64_t>(verified_records), ranks.size());
   }
   return absl::OkStatus();
 }
@@ -136,10 +157,13 @@ Status Run(int argc, char** argv, Ranks& ranks) {
   ZH_RETURN_IF_ERROR(CheckRanks(ranks));
 
   const StressModel model(options->params, options->WeightType(), options->seed);
-  auto communicator = MpiCommunicator(MPI_COMM_WORLD);
-  ZH_RETURN_IF_ERROR(communicator.status());
+  ZH_ASSIGN_OR_RETURN(Communicator communicator, MpiCommunicator(MPI_COMM_WORLD));
+  if (options->link_rate > 0.0) {
+    communicator = Communicator(
+        comm::CreateThrottledCommunicator(communicator.impl(), {.rate = options->link_rate}));
+  }
   ZH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                      Engine::Create(options->Engine(ranks.rank()), {*std::move(communicator)},
+                      Engine::Create(options->Engine(ranks.rank()), {std::move(communicator)},
                                      model.parameter_specs, model.unit_specs));
   const Status stressed = Stress(*engine, model, *options, ranks);
   const Status closed = engine->Close();

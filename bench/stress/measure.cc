@@ -113,7 +113,7 @@ class Measurement {
                         Median(series_.disk_write_s)};
       measured.bound_s = std::max(measured.bound_s, disk_s);
     }
-    measured.bound_s = std::max(measured.bound_s, ranks_.Max(pipeline_s_));
+    measured.bound_s = std::max(measured.bound_s, ranks_.Max(std::max(pipeline_s_, link_s_)));
     const auto max = [this](int64_t mine) {
       return static_cast<int64_t>(ranks_.Max(static_cast<double>(mine)));
     };
@@ -158,6 +158,10 @@ class Measurement {
     series_.read_bytes += ranks_.Sum(static_cast<double>(stats->disk_read_bytes));
     series_.written_bytes += ranks_.Sum(static_cast<double>(stats->disk_written_bytes));
     for (size_t i = 0; i < stall_ns_.size(); ++i) stall_ns_[i] += stats->stall_ns[i];
+    const int64_t gathered = stats->sent_bytes[static_cast<int>(Traffic::kAllGather)];
+    if (options_.link_rate > 0.0 && gathers_behind_updates_) {
+      link_s_ = std::max(link_s_, static_cast<double>(gathered) / options_.link_rate);
+    }
     return absl::OkStatus();
   }
 
@@ -212,6 +216,8 @@ class Measurement {
   std::array<int64_t, static_cast<int>(Stall::kCount)> stall_ns_{};
   int64_t peak_resident_bytes_ = 0;
   double pipeline_s_ = 0.0;
+  double link_s_ = 0.0;  // at the set rate, of the gathers behind the updates
+  const bool gathers_behind_updates_ = options_.ZeroStage() == 1 || options_.ZeroStage() == 2;
 };
 
 }  // namespace

@@ -119,6 +119,7 @@ Status ParseThrottle(const std::string& text, StressOptions& o) {
     double* const rate = sides[0] == "read"     ? &o.read_rate
                          : sides[0] == "write"  ? &o.write_rate
                          : sides[0] == "update" ? &o.update_rate
+                         : sides[0] == "link"   ? &o.link_rate
                                                 : nullptr;
     StatusOr<int64_t> bytes = absl::InvalidArgumentError("");
     if (rate != nullptr && sides.size() == 2) {
@@ -126,7 +127,7 @@ Status ParseThrottle(const std::string& text, StressOptions& o) {
     }
     if (!bytes.ok() || *bytes <= 0) {
       return Bad("--throttle ", part,
-                 " is no rate: give read=1GB/s, write=500MB/s or update=1GB/s");
+                 " is no rate: give read=1GB/s, write=500MB/s, update=1GB/s or link=1GB/s");
     }
     *rate = static_cast<double>(*bytes);
   }
@@ -173,7 +174,8 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
                  "last, flip_begin, flip_end");
   app.add_option(
       "--throttle", throttle,
-      "Of the disk and of updates, in bytes of records, as read=1GB/s,write=500MB/s,update=1GB/s");
+      "Of the disk and of updates, in bytes of records, as read=1GB/s,write=500MB/s,update=1GB/s; "
+      "of what a rank sends to others, link=1GB/s");
   app.add_flag("--overlap-next-forward", o.overlap_next_forward,
                "Updates go on under the next forward pass");
   app.add_option("--forward", o.forward_s,

@@ -31,6 +31,7 @@ struct StressOptions {
   double read_rate = 0.0;  // of --throttle, bytes a second; 0: the disk's own
   double write_rate = 0.0;
   double update_rate = 0.0;
+  double link_rate = 0.0;  // of what a rank sends
   bool overlap_next_forward = false;
   double forward_s = 0.0;
   bool verify = false;

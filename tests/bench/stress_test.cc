@@ -60,6 +60,25 @@ TEST(Stress, MovesWhatAStepMust) {
   }
 }
 
+// Of one step, where the line itself has all steps'.
+TEST(Stress, TellsOfEachLink) {
+  const json line = Final(2, "--params 1M --record 32Ki --steps 3" + kDisk);
+  const std::pair<const char*, const char*> links[] = {{"disk_read", "read_bytes"},
+                                                       {"disk_write", "write_bytes"}};
+  for (const auto& [link, all] : links) {
+    const json& use = line["links"][link];
+    EXPECT_DOUBLE_EQ(3 * use["bytes"].get<double>(), line[all].get<double>()) << link;
+    for (const char* number : {"busy_s", "bytes_per_s", "ceiling_bytes_per_s", "bound_s"}) {
+      EXPECT_GT(use[number].get<double>(), 0.0) << link << " " << number;
+    }
+    EXPECT_LE(use["ratio"].get<double>(), line["ratio"].get<double>()) << link;
+  }
+  EXPECT_GT(line["links"]["memory"]["bytes"].get<double>(), 12e6);
+  EXPECT_EQ(line["stall_s"].size(), 5u);
+  const json memory = Final(1, "--params 1M --steps 1 --tier host");
+  EXPECT_EQ(memory["links"].size(), 1u) << "no disk";
+}
+
 TEST(Stress, EveryStateIsTheRecomputedOne) {
   const std::string small = "--params 1M --record 32Ki --steps 3 --verify ";
   EXPECT_EQ(Final(1, small + kDisk)["verified_records"], 32);
@@ -90,18 +109,25 @@ TEST(Stress, ARankWithoutRecords) {
   EXPECT_EQ(Final(2, "--params 1 --steps 2 --verify" + kDisk)["verified_records"], 1);
 }
 
-// Rates that make 4 records of 384 KiB take 4 ms each, in three stages, and reads come ahead: the
-// bound is four updates and a write. What a forward pass hides counts for nothing.
+// Rates that make 16 records of 384 KiB take 4 ms each, in three stages, and reads come ahead: the
+// bound is sixteen updates and a write. What a forward pass hides counts for nothing.
 TEST(Stress, RatesMakeTheBoundOfAPipeline) {
   const std::string flags =
-      "--params 131072 --record 32Ki --steps 3 --throttle "
+      "--params 524288 --record 32Ki --steps 3 --throttle "
       "read=98304000/s,write=98304000/s,update=98304000/s" +
       kDisk;
   const json line = Final(1, flags);
-  EXPECT_GE(line["bound_s"].get<double>(), 0.0199);
-  EXPECT_GE(line["step_s"].get<double>(), 0.0199);
+  EXPECT_GE(line["bound_s"].get<double>(), 0.0679);
+  EXPECT_GE(line["step_s"].get<double>(), 0.0679);
   const json hidden = Final(1, flags + "--overlap-next-forward --forward 0.5 --verify");
-  EXPECT_EQ(hidden["verified_records"], 4);
+  EXPECT_EQ(hidden["verified_records"], 16);
+}
+
+// Each of two ranks sends its half of 16-bit parameters, 1 MB.
+TEST(Stress, ASlowLinkIsPartOfTheBound) {
+  const json line = Final(2, "--params 1M --steps 1 --tier host --throttle link=10MB/s --verify");
+  EXPECT_GE(line["bound_s"].get<double>(), 0.0999);
+  EXPECT_GE(line["step_s"].get<double>(), 0.0999);
 }
 
 TEST(Stress, FaultsOfTheDiskAreMended) {

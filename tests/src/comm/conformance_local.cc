@@ -4,6 +4,7 @@
 
 #include "src/comm/self_communicator.h"
 #include "src/comm/thread_communicator.h"
+#include "src/comm/throttled_communicator.h"
 #include "tests/src/comm/conformance.h"
 
 namespace zerohold::comm {
@@ -24,9 +25,20 @@ Backend Threads(int world) {
           }};
 }
 
+// As fast as what is under it.
+Backend Throttled(int world) {
+  return {"throttled_" + std::to_string(world), [world](const auto& body) {
+            std::vector<std::jthread> threads;
+            for (auto& rank : CreateThreadCommunicators(world)) {
+              threads.emplace_back(
+                  [&body, own = CreateThrottledCommunicator(std::move(rank), {})] { body(*own); });
+            }
+          }};
+}
+
 INSTANTIATE_TEST_SUITE_P(Local, CommunicatorConformance,
                          testing::Values(Self(), Threads(1), Threads(2), Threads(3), Threads(4),
-                                         Threads(7)),
+                                         Threads(7), Throttled(3)),
                          NameOfBackend);
 
 }  // namespace
