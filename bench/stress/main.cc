@@ -53,6 +53,7 @@ Status SetFirstValues(Engine& engine, const StressModel& model) {
 }
 
 void PrintLink(const char* name, const LinkUse& use, double step_s) {
+  if (use.bytes == 0.0) return;
   std::printf("%-12s %10.4g %10.4g %10.4g %10.4g %10.4g %8.3f\n", name, use.bytes * 1e-9,
               use.busy_s, use.bytes * 1e-9 / use.busy_s, use.bytes * 1e-9 / use.ceiling_s,
               use.bound_s, use.bound_s / step_s);

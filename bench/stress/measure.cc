@@ -23,6 +23,7 @@ constexpr int kMemoryRounds = 7;
 struct Series {
   std::vector<double> step_s, read_busy_s, write_busy_s, disk_s, disk_read_s, disk_write_s,
       memory_s;
+  std::array<std::vector<double>, static_cast<int>(Stall::kCount)> stall_s;
   double read_bytes = 0.0;
   double written_bytes = 0.0;
 };
@@ -120,7 +121,7 @@ class Measurement {
     measured.peak_resident_bytes = max(peak_resident_bytes_);
     measured.staging_bytes = max(engine_.Memory().Bytes(Tier::kHost, MemoryKind::kStaging));
     for (size_t i = 0; i < measured.stall_s.size(); ++i) {
-      measured.stall_s[i] = static_cast<double>(stall_ns_[i]) * kNs / steps;
+      measured.stall_s[i] = Median(series_.stall_s[i]);
     }
     return measured;
   }
@@ -157,7 +158,9 @@ class Measurement {
     series_.write_busy_s.push_back(BusyS(stats->disk_write_busy_ns));
     series_.read_bytes += ranks_.Sum(static_cast<double>(stats->disk_read_bytes));
     series_.written_bytes += ranks_.Sum(static_cast<double>(stats->disk_written_bytes));
-    for (size_t i = 0; i < stall_ns_.size(); ++i) stall_ns_[i] += stats->stall_ns[i];
+    for (size_t i = 0; i < series_.stall_s.size(); ++i) {
+      series_.stall_s[i].push_back(static_cast<double>(stats->stall_ns[i]) * kNs);
+    }
     const int64_t gathered = stats->sent_bytes[static_cast<int>(Traffic::kAllGather)];
     if (options_.link_rate > 0.0 && gathers_behind_updates_) {
       link_s_ = std::max(link_s_, static_cast<double>(gathered) / options_.link_rate);
@@ -196,9 +199,12 @@ class Measurement {
     series_.memory_s.push_back(ranks_.Max(stream_->Run()));
   }
 
+  // Its bound is of the disk, or else of the memory, beside it, and of the set rates.
   void PrintStep() const {
-    if (!options_.json || ranks_.rank() != 0) return;
-    const double bound_s = replay_ ? series_.disk_s.back() : series_.memory_s.back();
+    if (!options_.json) return;
+    const double replayed_s = replay_ ? series_.disk_s.back() : series_.memory_s.back();
+    const double bound_s = std::max(replayed_s, ranks_.Max(std::max(pipeline_s_, link_s_)));
+    if (ranks_.rank() != 0) return;
     std::printf("{\"step\":%lld,\"step_s\":%.6g,\"bound_s\":%.6g}\n",
                 static_cast<long long>(series_.step_s.size()), series_.step_s.back(), bound_s);
     std::fflush(stdout);
@@ -213,7 +219,6 @@ class Measurement {
   std::unique_ptr<MemoryStream> stream_;
   int64_t step_ = 0;
   Series series_;
-  std::array<int64_t, static_cast<int>(Stall::kCount)> stall_ns_{};
   int64_t peak_resident_bytes_ = 0;
   double pipeline_s_ = 0.0;
   double link_s_ = 0.0;  // at the set rate, of the gathers behind the updates

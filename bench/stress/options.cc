@@ -24,8 +24,21 @@ constexpr std::array kMasters = {"fp32", "remainder"};
 constexpr std::array kRules = {"adamw", "adam", "sgd", "lion", "adagrad"};
 constexpr std::array kTiers = {"host", "nvme"};
 constexpr std::array kParameterTiers = {"host", "nvme", "none"};
-constexpr int64_t kMostParams = 10'000'000'000'000;
+constexpr int64_t kMostParams = 1'000'000'000'000;
 constexpr int64_t kMostSteps = 1'000'000'000'000;
+
+constexpr char kFooter[] =
+    R"(The table, of one step, medians: busy s is how long a link was in use, with what went before the
+step, under the gradients; GB/s its bytes in that time; ceiling what the raw replay reached; bound s
+how long the replay took, reads and writes at once. ratio is bound s over the step: 1 is the best
+there can be when nothing else uses the disk meanwhile; with --overlap-next-forward it may be more,
+for bytes move under the forward pass. In --json read_bytes and write_bytes are of all steps, the
+rest is of one.
+
+Faults: short moves fewer bytes than asked, again answers EAGAIN or EINTR, eio and enospc that error;
+flip turns one bit of what was read, stale tells that a write was done which was not, late holds an
+answer back until others have come. first leaves as many transfers alone; halve_every and
+again_every hit each n-th. What can be mended is mended: short, again and late change nothing.)";
 
 template <typename... Text>
 Status Bad(const Text&... text) {
@@ -89,7 +102,7 @@ Status CheckDisk(const StressOptions& o) {
 
 Status Check(const StressOptions& o) {
   if (o.params < 1 || o.params > kMostParams) {
-    return Bad("--params is ", o.params, ": give 1 to 10000B");
+    return Bad("--params is ", o.params, ": give 1 to 1000B");
   }
   if (o.steps < 1 || o.steps > kMostSteps) {
     return Bad("--steps is ", o.steps, ": give 1 or more, at most 10^12");
@@ -162,7 +175,9 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
   app.add_option("--window", o.window, "Records under way at a time; 0: as the engine likes");
   app.add_option("--bucket", o.bucket_elems, "Elements that one collective moves")
       ->transform(count);
-  app.add_option("--record", o.record_elems, "Elements that one transfer moves")->transform(count);
+  app.add_option("--record", o.record_elems,
+                 "Elements that one transfer moves, in multiples of 256")
+      ->transform(count);
   app.add_option("--dtype", o.dtype, "Of parameters and gradients: fp32, bf16 or fp16");
   app.add_option("--master", o.master, "Behind 16-bit parameters: fp32, or remainder (bf16)");
   app.add_option("--zero-stage", o.zero_stage,
@@ -240,11 +255,7 @@ StatusOr<StressOptions> ParseStressOptions(int argc, const char* const* argv) {
       "same transfers, the same memory streams without arithmetic. Start it with mpirun.",
       "zh-stress");
   app.option_defaults()->always_capture_default();
-  app.footer(
-      "The table, of one step: busy s is how long a link was in use, GB/s its bytes in that time, "
-      "ceiling what the raw replay reached, bound s how long that took for the same bytes; ratio "
-      "is "
-      "bound s over the whole step, and 1 is the best there can be.");
+  app.footer(kFooter);
   DeclareWork(app, options, throttle);
   try {
     app.parse(argc, argv);

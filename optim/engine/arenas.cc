@@ -1,11 +1,10 @@
-// Puts the arenas of a node's ranks into one shared segment, in three collective steps: tell who
-// shares memory with whom and needs how much; the lowest rank of each node makes the segment and
-// tells its name; all open it, and the name is taken away.
+// Puts the arenas of a node's ranks into one shared segment, in collective steps: tell who shares
+// memory with whom and needs how much; the lowest rank of each node makes an empty segment without
+// a name and tells where it is; all open it (where one cannot, once more with a name, which is then
+// taken away); the lowest reserves its memory. So a rank killed at any moment leaves no memory.
 #include "optim/engine/arenas.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -21,10 +20,6 @@ namespace {
 struct Need {
   uint64_t mount = 0;  // equal on ranks that can open each other's segments
   int64_t bytes = 0;
-};
-
-struct Offer {
-  std::array<char, 64> name{};  // empty: no segment on this node
 };
 
 // What a pool lacks: all of it, or nothing, for a pool does not grow.
@@ -91,51 +86,92 @@ absl::Status FillFrames(Arenas& arenas, const Slice& slice, const Share& share,
   return frames(slice.gradient_frames, slice.GradientFramesBegin(), arenas.gradient_frames);
 }
 
+// This rank among those that share its memory.
+struct Node {
+  Node(const std::vector<Need>& needs, int rank) : leads(true), leader(rank) {
+    for (int other = static_cast<int>(needs.size()) - 1; other >= 0; --other) {
+      if (needs[other].mount != needs[rank].mount) continue;
+      leader = other;
+      bytes += needs[other].bytes;
+      if (other < rank) offset += needs[other].bytes;
+    }
+    leads = leader == rank;
+  }
+
+  bool leads;
+  int leader;  // the lowest rank
+  int64_t bytes = 0;
+  int64_t offset = 0;  // of this rank's slice
+};
+
+// A segment that is empty and has no name.
+struct Opened {
+  std::optional<memory::Segment> segment;  // none where nothing is needed, or on a failure
+  absl::Status failure;                    // of the leader to make it, of another rank to open it
+  bool by_all = true;                      // that are told of one, on every node
+};
+
+// Collective.
+absl::StatusOr<Opened> OpenSegment(comm::Communicator& communicator, const Node& node, bool named) {
+  Opened opened;
+  memory::SegmentPlace place;
+  if (node.leads && node.bytes > 0) {
+    auto created = named ? memory::Segment::CreateNamed() : memory::Segment::Create(0);
+    opened.failure = created.status();
+    if (created.ok()) {
+      place = created->place();
+      opened.segment = std::move(created).value();
+    }
+  }
+  ZH_ASSIGN_OR_RETURN(const std::vector<memory::SegmentPlace> places,
+                      comm::GatherAll(communicator, "segments", place));
+  if (!node.leads && places[node.leader].path[0] != 0) {
+    auto found = memory::Segment::Open(places[node.leader]);
+    opened.failure = found.status();
+    if (found.ok()) opened.segment = std::move(found).value();
+  }
+  const uint8_t lacks = !node.leads && !opened.failure.ok();
+  ZH_ASSIGN_OR_RETURN(const std::vector<uint8_t> all_lack,
+                      comm::GatherAll(communicator, "opened segments", lacks));
+  opened.by_all = std::ranges::count(all_lack, 0) == communicator.size();
+  if (opened.segment) opened.segment->Unlink();
+  return opened;
+}
+
+// The leader's: memory for all of the node. Where the mount has no room, but the node has, there is
+// no segment, and the notice says so.
+absl::Status ReserveSegment(Opened& opened, int64_t bytes, const base::NoticeSink& notice) {
+  const absl::Status status = opened.segment ? opened.segment->Reserve(bytes) : opened.failure;
+  if (status.ok()) return status;
+  opened.segment.reset();
+  const int64_t available = memory::AvailableMemoryBytes();
+  if (bytes > available) return status;  // private memory would be as short
+  notice("arenas are in private memory, so peers cannot read them in place: " +
+         std::string(status.message()));
+  return absl::OkStatus();
+}
+
 // Collective; see the head of the file.
 absl::StatusOr<Share> ShareSegment(comm::Communicator& communicator, int64_t bytes,
                                    const base::NoticeSink& notice) {
-  const int rank = communicator.rank();
   const Need mine{memory::SharedMemoryMount(), base::AlignUp(bytes, base::kFrameBytes)};
   ZH_ASSIGN_OR_RETURN(const std::vector<Need> needs,
                       comm::GatherAll(communicator, "arena sizes", mine));
-  Share share;
-  int leader = rank;
-  int64_t node_bytes = 0;
-  for (int other = communicator.size() - 1; other >= 0; --other) {
-    if (needs[other].mount != mine.mount) continue;
-    leader = other;
-    node_bytes += needs[other].bytes;
-    if (other < rank) share.offset += needs[other].bytes;
+  const Node node(needs, communicator.rank());
+  ZH_ASSIGN_OR_RETURN(Opened opened, OpenSegment(communicator, node, /*named=*/false));
+  if (!opened.by_all) {
+    ZH_ASSIGN_OR_RETURN(opened, OpenSegment(communicator, node, /*named=*/true));
+    const absl::Status missed = node.leads ? absl::OkStatus() : opened.failure;
+    ZH_RETURN_IF_ERROR(comm::Agree(communicator, missed));
   }
-
-  Offer offer;
   absl::Status status;
-  if (leader == rank && node_bytes > 0) {
-    auto created = memory::Segment::Create(node_bytes);
-    const int64_t available = memory::AvailableMemoryBytes();
-    if (created.ok()) {
-      share.segment = std::move(created).value();
-      share.segment->name().copy(offer.name.data(), offer.name.size() - 1);
-    } else if (available > 0 && node_bytes > available) {
-      status = created.status();  // private memory would be as short
-    } else {
-      notice("arenas are in private memory, so peers cannot read them in place: " +
-             std::string(created.status().message()));
-    }
-  }
-  ZH_ASSIGN_OR_RETURN(const std::vector<Offer> offers,
-                      comm::GatherAll(communicator, "segment names", offer));
-  const std::string name = offers[leader].name.data();
-  if (!name.empty() && leader != rank) {
-    auto opened = memory::Segment::Open(name);
-    status = opened.status();
-    if (opened.ok()) share.segment = std::move(opened).value();
-  }
-  // All have opened it when this returns, or the job ends.
-  status = comm::Agree(communicator, status);
-  if (share.segment) share.segment->Unlink();
-  ZH_RETURN_IF_ERROR(status);
-  return share;
+  if (node.leads && node.bytes > 0) status = ReserveSegment(opened, node.bytes, notice);
+  const uint8_t has = opened.segment.has_value();
+  ZH_ASSIGN_OR_RETURN(const std::vector<uint8_t> all_have,
+                      comm::GatherAll(communicator, "reserved segments", has));
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
+  if (all_have[node.leader] == 0) opened.segment.reset();
+  return Share{std::move(opened.segment), node.offset};
 }
 
 // Private, so that it is in huge pages, which shared memory seldom has: a transfer into small ones

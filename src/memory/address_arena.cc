@@ -83,7 +83,7 @@ absl::Status AddressArena::AttachPrivate(int64_t offset, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   errno = ENOMEM;
   const int64_t available = AvailableMemoryBytes();
-  if (available > 0 && mapped > available) return Exhausted("memory", bytes, kMend);
+  if (mapped > available) return Exhausted("memory", bytes, kMend);
   char* at = base_ + offset;
   const bool present = mmap(at, mapped, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED &&

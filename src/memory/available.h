@@ -1,13 +1,16 @@
-// What this node can still give, asked before memory is touched: a refusal can be mended, the
+// What this process can still get, asked before memory is touched: a refusal can be mended, the
 // kernel's out-of-memory killer can not.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace zerohold::memory {
 
-// Memory that can be had without pushing anybody out, plus free swap, bytes; 0 when the kernel does
-// not say. A moment's value, and the whole node's: a container's own limit may be lower.
-int64_t AvailableMemoryBytes();
+// Bytes that can be had without pushing anybody out; INT64_MAX when the kernel does not say. The
+// smallest of: the node's memory with its free swap; and, for the control group of this process and
+// each that it is in (a container's, a job's), what its limit leaves, where cached files count as
+// free and swap does not. A moment's value. A test gives another root of the file system.
+int64_t AvailableMemoryBytes(const std::string& root = "");
 
 }  // namespace zerohold::memory

@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<FramePool>> FramePool::CreatePrivate(int64_t byte
   if (bytes == 0) return pool;
   errno = ENOMEM;
   const int64_t available = AvailableMemoryBytes();
-  if (available > 0 && bytes > available) return Exhausted("frames", bytes, kMendMemory);
+  if (bytes > available) return Exhausted("frames", bytes, kMendMemory);
   bytes = base::AlignUp(bytes, kFrameBytes);
   const int descriptor = MakeMemoryFile(bytes);
   if (descriptor < 0) return Exhausted("frames", bytes, kMendMemory);

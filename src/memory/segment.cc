@@ -1,5 +1,5 @@
-// Boost.Interprocess makes, opens and removes the name; the space is reserved through its
-// descriptor.
+// Boost.Interprocess opens the file, and makes and removes names; a file without one is the
+// system's own call. The space is reserved through Boost's descriptor.
 #include "src/memory/segment.h"
 
 #include <absl/strings/str_cat.h>
@@ -9,7 +9,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/interprocess/exceptions.hpp>
+#include <boost/interprocess/file_mapping.hpp>
 #include <boost/interprocess/permissions.hpp>
 #include <boost/interprocess/shared_memory_object.hpp>
 #include <cerrno>
@@ -21,6 +23,7 @@
 #include "src/base/align.h"
 #include "src/base/check.h"
 #include "src/base/hash.h"
+#include "src/base/status_macros.h"
 #include "src/memory/available.h"
 
 namespace zerohold::memory {
@@ -39,7 +42,7 @@ std::string FreshName() {
 
 // Takes the space now, or says that it is not there; a tmpfs file grows happily and faults when
 // touched. Returns 0 or an errno.
-int Reserve(int descriptor, int64_t bytes) {
+int Allocate(int descriptor, int64_t bytes) {
   int error = 0;
   do {
     error = posix_fallocate(descriptor, 0, bytes);
@@ -72,58 +75,80 @@ uint64_t SharedMemoryMount() {
 }
 
 struct Segment::Impl {
-  bip::shared_memory_object object;
-  std::string name;
-  int64_t bytes = 0;
-  pid_t namer = 0;  // the process that takes the name away; 0 when done, or not ours to do
+  bip::file_mapping file;
+  std::string name;  // in the mount
+  pid_t namer = 0;   // the process that takes the name away; 0 when done, or not ours to do
 };
 
 absl::StatusOr<Segment> Segment::Create(int64_t bytes) {
   ZH_CHECK(bytes >= 0, bytes);
-  const int64_t available = AvailableMemoryBytes();
-  if (available > 0 && bytes > available) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("shared memory: asked ", bytes, " bytes, available ", available,
-                     " bytes of memory on this node; give the job more memory or more nodes"));
+  absl::StatusOr<Segment> segment = absl::UnavailableError("");
+  const int nameless = open(kMount, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (nameless >= 0) {
+    segment = OpenPath(absl::StrCat("/proc/self/fd/", nameless));
+    close(nameless);
   }
-  auto impl = std::make_unique<Impl>();
-  for (int tries = 1; impl->namer == 0; ++tries) {
-    impl->name = FreshName();
+  if (!segment.ok()) {  // a kernel that makes no such files: the name is gone before anybody looks
+    segment = CreateNamed();
+    if (!segment.ok()) return segment;
+    segment->Unlink();
+  }
+  ZH_RETURN_IF_ERROR(segment->Reserve(bytes));
+  return segment;
+}
+
+absl::StatusOr<Segment> Segment::CreateNamed() {
+  for (int tries = 1;; ++tries) {
+    const std::string name = FreshName(), path = absl::StrCat(kMount, "/", name);
     try {
-      impl->object = bip::shared_memory_object(bip::create_only, impl->name.c_str(),
-                                               bip::read_write, bip::permissions(0600));
-      impl->namer = getpid();
+      const bip::shared_memory_object made(bip::create_only, name.c_str(), bip::read_write,
+                                           bip::permissions(0600));
+      absl::StatusOr<Segment> segment = OpenPath(path);
+      if (segment.ok()) {
+        segment->impl_->name = name;
+        segment->impl_->namer = getpid();
+      } else {
+        bip::shared_memory_object::remove(name.c_str());
+      }
+      return segment;
     } catch (const bip::interprocess_exception& error) {
       const bool taken = error.get_error_code() == bip::already_exists_error ||
                          error.get_error_code() == bip::security_error;
       if (taken && tries < kNameTries) continue;
       return absl::InternalError(
-          absl::StrCat("shared memory: cannot make ", kMount, "/", impl->name, ": ", error.what()));
+          absl::StrCat("shared memory: cannot make ", path, ": ", error.what()));
     }
   }
-  impl->bytes = base::AlignUp(bytes, base::kPageBytes);
-  Segment segment(std::move(impl));  // from here on its destructor cleans up
-  const int error = bytes > 0 ? Reserve(segment.descriptor(), segment.bytes()) : 0;
-  if (error != 0) return OutOfSpace(segment.bytes(), error);
+}
+
+absl::StatusOr<Segment> Segment::Open(const SegmentPlace& place) {
+  const std::string path = place.path.data();
+  const auto is_it = [&](int error, const struct stat& file) {
+    return error == 0 && file.st_dev == place.device && file.st_ino == place.inode;
+  };
+  const absl::Status gone = absl::NotFoundError(
+      absl::StrCat("shared memory: it is not at ", path, "; ranks of one node must see the same ",
+                   kMount, " and each other's processes"));
+  // Asked before it is opened: behind another's descriptor may be anything.
+  struct stat file = {};
+  if (!is_it(stat(path.c_str(), &file), file)) return gone;
+  ZH_ASSIGN_OR_RETURN(Segment segment, OpenPath(path));
+  if (!is_it(fstat(segment.descriptor(), &file), file)) return gone;
   return segment;
 }
 
-absl::StatusOr<Segment> Segment::Open(const std::string& name) {
+absl::StatusOr<Segment> Segment::OpenPath(const std::string& path) {
   auto impl = std::make_unique<Impl>();
-  impl->name = name;
   try {
-    impl->object = bip::shared_memory_object(bip::open_only, name.c_str(), bip::read_write);
-    bip::offset_t bytes = 0;
-    impl->object.get_size(bytes);
-    impl->bytes = bytes;
+    impl->file = bip::file_mapping(path.c_str(), bip::read_write);
   } catch (const bip::interprocess_exception& error) {
-    const std::string text =
-        absl::StrCat("shared memory: cannot open ", kMount, "/", name, ": ", error.what(),
-                     "; ranks of one node must see the same ", kMount);
-    return error.get_error_code() == bip::not_found_error ? absl::NotFoundError(text)
-                                                          : absl::InternalError(text);
+    return absl::InternalError(
+        absl::StrCat("shared memory: cannot open ", path, ": ", error.what()));
   }
-  return Segment(std::move(impl));
+  Segment segment(std::move(impl));
+  // Boost leaves it to programs that this one starts, where it would hold the memory.
+  fcntl(segment.descriptor(), F_SETFD, FD_CLOEXEC);
+  return segment;
 }
 
 Segment::Segment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -138,9 +163,43 @@ Segment::~Segment() {
   if (impl_ != nullptr) Unlink();
 }
 
-const std::string& Segment::name() const { return impl_->name; }
-int64_t Segment::bytes() const { return impl_->bytes; }
-int Segment::descriptor() const { return impl_->object.get_mapping_handle().handle; }
+absl::Status Segment::Reserve(int64_t bytes) {
+  ZH_CHECK(bytes >= 0 && this->bytes() == 0 && impl_->namer == 0, bytes);
+  const int64_t available = AvailableMemoryBytes();
+  if (bytes > available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "shared memory: asked ", bytes, " bytes, available ", available,
+        " bytes of memory on this node and under its cgroup's limit; give the job more "
+        "memory or more nodes"));
+  }
+  const int64_t pages_bytes = base::AlignUp(bytes, base::kPageBytes);
+  const int error = bytes > 0 ? Allocate(descriptor(), pages_bytes) : 0;
+  if (error == 0) return absl::OkStatus();
+  // A part may have been taken, by a file system that does not give it back itself.
+  const bool emptied = ftruncate(descriptor(), 0) == 0;
+  ZH_CHECK(emptied, errno);
+  return OutOfSpace(pages_bytes, error);
+}
+
+SegmentPlace Segment::place() const {
+  const std::string path = impl_->namer != 0
+                               ? absl::StrCat(kMount, "/", impl_->name)
+                               : absl::StrCat("/proc/", getpid(), "/fd/", descriptor());
+  struct stat file = {};
+  fstat(descriptor(), &file);
+  SegmentPlace place{{}, file.st_dev, file.st_ino};
+  ZH_CHECK(path.size() < place.path.size(), path);
+  std::ranges::copy(path, place.path.begin());
+  return place;
+}
+
+int64_t Segment::bytes() const {
+  struct stat file = {};
+  fstat(descriptor(), &file);
+  return file.st_size;
+}
+
+int Segment::descriptor() const { return impl_->file.get_mapping_handle().handle; }
 
 void Segment::Unlink() {
   // A forked child has a copy of this object, and no say over the name.

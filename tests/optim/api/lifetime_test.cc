@@ -2,9 +2,11 @@
 // is left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <latch>
 #include <thread>
@@ -20,10 +22,10 @@ using ::testing::IsEmpty;
 
 std::string Text(const Status& status) { return std::string(status.message()); }
 
-// Of this process: others of ours may be running.
-std::vector<std::string> SharedMemoryNames() {
+// Of one process: others of ours may be running.
+std::vector<std::string> SharedMemoryNames(pid_t pid = getpid()) {
   std::vector<std::string> names;
-  const std::string own = "zerohold." + std::to_string(getpid()) + ".";
+  const std::string own = "zerohold." + std::to_string(pid) + ".";
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
     if (name.starts_with(own)) names.push_back(name);
@@ -35,7 +37,6 @@ int64_t OpenFiles() {
   return std::ranges::distance(std::filesystem::directory_iterator("/proc/self/fd"));
 }
 
-// The names are gone as soon as all ranks have opened the segment, which is before Create returns.
 TEST(OffloadCases, OFF_18_NothingIsLeftInSharedMemory) {
   const int64_t files = OpenFiles();
   RunStages({1, 2, 3}, [](const EngineOptions& options, int, Communicator ranks) {
@@ -52,6 +53,42 @@ TEST(OffloadCases, OFF_18_NothingIsLeftInSharedMemory) {
   });
   EXPECT_THAT(SharedMemoryNames(), IsEmpty());
   EXPECT_EQ(OpenFiles(), files);
+}
+
+// Two ranks that make an engine of 128 MiB of shared memory, in a process of their own.
+pid_t StartCreating() {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  RunRanks(2, [](int, const Communicator& ranks) {
+    const ModelSpec model = Tensors({int64_t{1} << 23});
+    const auto engine = Engine::Create(OptionsOfStage(1), {ranks}, model.parameters, model.units);
+    if (!engine.ok()) _exit(1);
+  });
+  _exit(0);
+}
+
+// Killed at moments all over the time that it takes.
+TEST(OffloadCases, OFF_18_AKillInCreateLeavesNothing) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer starts no thread in a child of a process with threads";
+#endif
+  using Clock = std::chrono::steady_clock;
+  int status = -1;
+  const Clock::time_point start = Clock::now();
+  waitpid(StartCreating(), &status, 0);
+  const Clock::duration whole = Clock::now() - start;
+  ASSERT_EQ(status, 0);
+  constexpr int kKills = 20;
+  int in_time = 0;
+  for (int i = 0; i < kKills; ++i) {
+    const pid_t child = StartCreating();
+    std::this_thread::sleep_for(whole * i / kKills);
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    in_time += WIFSIGNALED(status) ? 1 : 0;
+    EXPECT_THAT(SharedMemoryNames(child), IsEmpty()) << "after " << i << "/20 of Create";
+  }
+  EXPECT_GT(in_time, 0);
 }
 
 TEST(Lifetime, EnginesFollowEachOtherOnOneCommunicator) {

@@ -1,10 +1,13 @@
 // The node's shared segment: reserved in full or refused in words, seen by all, gone by itself.
 #include "src/memory/segment.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <cstring>
 #include <filesystem>
@@ -21,8 +24,6 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr char kSkip[] = "skip: ";
 
-std::string PathOf(const Segment& segment) { return "/dev/shm/" + segment.name(); }
-
 // The segment's bytes, mapped.
 AddressArena Map(const Segment& segment, Ledger* ledger) {
   AddressArena arena = AddressArena::Reserve(segment.bytes(), MemoryKind::kStaging, ledger).value();
@@ -30,22 +31,66 @@ AddressArena Map(const Segment& segment, Ledger* ledger) {
   return arena;
 }
 
-TEST(Segment, IsPrivateToTheUserAndGoneAfterUnlink) {
-  Segment segment = Segment::Create(kMiB + 1).value();
-  EXPECT_EQ(segment.bytes(), kMiB + 4096);
-  struct stat file = {};
-  ASSERT_EQ(stat(PathOf(segment).c_str(), &file), 0);
-  EXPECT_EQ(file.st_mode & 0777, 0600u);
-  EXPECT_EQ(file.st_blocks * 512, segment.bytes());  // reserved, not only promised
-  segment.Unlink();
-  EXPECT_FALSE(std::filesystem::exists(PathOf(segment)));
-  segment.Unlink();
+std::string PathOf(const Segment& segment) { return segment.place().path.data(); }
+
+// How many names of /dev/shm `body` makes, however short their lives.
+int NamesMadeBy(const std::function<void()>& body) {
+  const std::string own = "zerohold." + std::to_string(getpid()) + ".";
+  const int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  inotify_add_watch(watch, "/dev/shm", IN_CREATE | IN_MOVED_TO);
+  body();
+  int names = 0;
+  alignas(inotify_event) char events[65536];
+  for (ssize_t bytes; (bytes = read(watch, events, sizeof(events))) > 0;) {
+    for (const char* at = events; at < events + bytes;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(at);
+      if (std::string(event->name).starts_with(own)) ++names;
+      at += sizeof(inotify_event) + event->len;
+    }
+  }
+  close(watch);
+  return names;
 }
 
-TEST(Segment, IsGoneAfterItsCreator) {
+TEST(Segment, IsPrivateToTheUserReservedAndWithoutAName) {
+  const int names = NamesMadeBy([] {
+    const Segment segment = Segment::Create(kMiB + 1).value();
+    EXPECT_EQ(segment.bytes(), kMiB + 4096);
+    struct stat file = {}, mount = {};
+    ASSERT_EQ(stat(PathOf(segment).c_str(), &file), 0);
+    ASSERT_EQ(stat("/dev/shm", &mount), 0);
+    EXPECT_EQ(file.st_dev, mount.st_dev);  // so that its limit holds
+    EXPECT_EQ(file.st_nlink, 0u);
+    EXPECT_EQ(file.st_mode & 0777, 0600u);
+    EXPECT_EQ(file.st_blocks * 512, segment.bytes());  // not only promised
+  });
+  EXPECT_EQ(names, 0);
+}
+
+TEST(Segment, WithANameIsEmptyAndGoneAfterUnlink) {
+  std::string path;
+  const int names = NamesMadeBy([&] {
+    Segment segment = Segment::CreateNamed().value();
+    path = PathOf(segment);
+    struct stat file = {};
+    ASSERT_EQ(stat(path.c_str(), &file), 0);
+    EXPECT_EQ(file.st_mode & 0777, 0600u);
+    EXPECT_EQ(file.st_size, 0);
+    EXPECT_DEATH({ (void)segment.Reserve(4096); }, "namer");
+    segment.Unlink();
+    EXPECT_FALSE(std::filesystem::exists(path));
+    segment.Unlink();
+    EXPECT_TRUE(segment.Reserve(5000).ok());
+    EXPECT_EQ(segment.bytes(), 8192);
+  });
+  EXPECT_THAT(path, testing::StartsWith("/dev/shm/zerohold."));
+  EXPECT_EQ(names, 1);
+}
+
+TEST(Segment, TakesItsNameAlong) {
   std::string path;
   {
-    Segment first = Segment::Create(4096).value();
+    Segment first = Segment::CreateNamed().value();
     path = PathOf(first);
     Segment second = std::move(first);
     EXPECT_TRUE(std::filesystem::exists(path));
@@ -54,15 +99,36 @@ TEST(Segment, IsGoneAfterItsCreator) {
 }
 
 TEST(Segment, OfNothingIsLegal) {
-  Segment segment = Segment::Create(0).value();
+  const Segment segment = Segment::Create(0).value();
   EXPECT_EQ(segment.bytes(), 0);
-  EXPECT_EQ(Segment::Open(segment.name()).value().bytes(), 0);
+  EXPECT_EQ(Segment::Open(segment.place()).value().bytes(), 0);
 }
 
 TEST(Segment, NamesDiffer) {
-  const Segment first = Segment::Create(4096).value();
-  const Segment second = Segment::Create(4096).value();
-  EXPECT_NE(first.name(), second.name());
+  const Segment first = Segment::CreateNamed().value();
+  const Segment second = Segment::CreateNamed().value();
+  EXPECT_NE(PathOf(first), PathOf(second));
+}
+
+// A path that leads to another file by now, or leads there for this process alone.
+TEST(Segment, AnotherFileIsNotOpened) {
+  const Segment one = Segment::Create(4096).value(), two = Segment::Create(4096).value();
+  SegmentPlace place = one.place();
+  EXPECT_TRUE(Segment::Open(place).ok());
+  place.path = two.place().path;
+  const absl::Status status = Segment::Open(place).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr(PathOf(two)));
+}
+
+// Not even by the programs that this one starts.
+TEST(Segment, IsInheritedByNoProgram) {
+  const Segment segment = Segment::Create(4096).value();
+  const Segment opened = Segment::Open(segment.place()).value();
+  for (const Segment* each : {&segment, &opened}) {
+    const std::string descriptor = PathOf(*each).substr(PathOf(*each).rfind('/') + 1);
+    EXPECT_EQ(fcntl(std::stoi(descriptor), F_GETFD), FD_CLOEXEC);
+  }
 }
 
 TEST(Segment, ProcessesSeeEachOthersBytes) {
@@ -70,9 +136,9 @@ TEST(Segment, ProcessesSeeEachOthersBytes) {
   Segment segment = Segment::Create(8 * kMiB).value();
   const AddressArena mine = Map(segment, &ledger);
   std::strcpy(mine.base() + 4 * kMiB, "from the parent");
-  const std::string heard = InChild([name = segment.name()]() -> std::string {
+  const std::string heard = InChild([place = segment.place()]() -> std::string {
     Ledger ledger;
-    Segment opened = Segment::Open(name).value();
+    Segment opened = Segment::Open(place).value();
     AddressArena part = AddressArena::Reserve(kMiB, MemoryKind::kStaging, &ledger).value();
     if (!part.AttachShared(0, kMiB, opened, 4 * kMiB).ok()) return "not attached";
     std::string text = part.base();
@@ -80,14 +146,12 @@ TEST(Segment, ProcessesSeeEachOthersBytes) {
     return text;
   });
   EXPECT_EQ(heard, "from the parent");
-  segment.Unlink();
   EXPECT_STREQ(mine.base() + 4 * kMiB + 4096, "from the child");
-  EXPECT_EQ(Segment::Open(segment.name()).status().code(), absl::StatusCode::kNotFound);
 }
 
 // A forked data loader has a copy of the handle; its end is not the segment's.
 TEST(Segment, AChildsCopyLeavesTheName) {
-  auto segment = std::make_unique<Segment>(Segment::Create(4096).value());
+  auto segment = std::make_unique<Segment>(Segment::CreateNamed().value());
   EXPECT_EQ(InChild([&] {
               segment.reset();
               return std::string();
@@ -131,6 +195,8 @@ TEST(OffloadCases, OFF_14) {
     const absl::Status status = Segment::Create(128 * kMiB).status();
     if (status.code() != absl::StatusCode::kResourceExhausted) return status.ToString();
     if (!std::filesystem::is_empty("/dev/shm")) return "a segment was left";
+    struct statvfs left = {};
+    if (statvfs("/dev/shm", &left) != 0 || left.f_bfree != left.f_blocks) return "memory was left";
     // What fits is there in full, and what is left is told right afterwards.
     Ledger ledger;
     const Segment half = Segment::Create(32 * kMiB).value();
