@@ -169,6 +169,7 @@ class Records {
   std::deque<Transfers> transfers_;
   std::unique_ptr<staging::SlotPool> pool_;
   std::byte* gradient_slot_ = nullptr;  // the first of them
+  absl::Status visits_hung_;            // of the first; all behind it fail at once
   std::vector<std::shared_ptr<const Part>> parts_;
   io::MoverCounters taken_;
 };
