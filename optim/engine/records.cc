@@ -363,6 +363,7 @@ absl::Status Records::Visit(int64_t record, bool write, const Visitor& visit) {
     visit(arrays_[record]);
     return absl::OkStatus();
   }
+  ZH_RETURN_IF_ERROR(visits_hung_);
   const auto move = [&](io::Direction direction) {
     return Await([&](Done done, void* context) {
       Move(record, kWritten, direction, {done, context});
@@ -377,6 +378,7 @@ absl::Status Records::Visit(int64_t record, bool write, const Visitor& visit) {
     status = move(io::Direction::kWrite);
   }
   Release(record);
+  if (absl::IsDeadlineExceeded(status)) visits_hung_.Update(status);
   return status;
 }
 

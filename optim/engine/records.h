@@ -182,6 +182,7 @@ class Records {
   std::shared_ptr<io::TransferMemory> transfer_memory_;
   std::unique_ptr<staging::SlotPool> pool_;
   std::byte* gradient_slot_ = nullptr;  // the first of them
+  absl::Status visits_hung_;            // of the first; all behind it fail at once
   std::vector<std::shared_ptr<const Part>> parts_;
   io::MoverCounters taken_;
 };

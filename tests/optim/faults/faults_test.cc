@@ -310,8 +310,8 @@ std::vector<io::FaultSpec> Faults::FaultsOf(int schedule) const {
   return specs;
 }
 
-// A disk that hangs for good, from some moment on: that takes half the time after which peers give
-// up waiting, and not once for every record.
+// A disk that hangs for good, from the beginning or some moment on: that takes half the time after
+// which peers give up waiting, and not once for every record.
 TEST_F(Faults, ADiskThatHangsIsToldToAllRanks) {
   constexpr double kTimeoutS = 6.0;
   constexpr int kEach = 3;
@@ -323,7 +323,8 @@ TEST_F(Faults, ADiskThatHangsIsToldToAllRanks) {
     const int64_t rank = random.Below(training.world);
     std::vector<io::FaultSpec> specs(training.world);
     const int64_t transfers = std::ssize(expected.disks[rank]->log());
-    specs[rank] = {.lost = 1.0, .first = (turn * transfers + random.Below(transfers)) / kEach};
+    specs[rank] = {.lost = 1.0,
+                   .first = turn == 0 ? 0 : (turn * transfers + random.Below(transfers)) / kEach};
     const auto begin = std::chrono::steady_clock::now();
     const Drill drill = RunDrill(training, specs);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
