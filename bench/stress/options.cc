@@ -28,16 +28,16 @@ constexpr int64_t kMostParams = 1'000'000'000'000;
 constexpr int64_t kMostSteps = 1'000'000'000'000;
 
 constexpr char kFooter[] =
-    R"(The table, of one step, medians: busy s is how long a link was in use, with what went before the
-step, under the gradients; GB/s its bytes in that time; ceiling what the raw replay reached; bound s
-how long the replay took, reads and writes at once. ratio is bound s over the step: 1 is the best
-there can be when nothing else uses the disk meanwhile; with --overlap-next-forward it may be more,
-for bytes move under the forward pass. In --json read_bytes and write_bytes are of all steps, the
-rest is of one.
+    R"(The table, of one step, medians: busy s is how long a link was in use, with what went before
+the step, under the gradients; GB/s its bytes in that time; ceiling what the raw replay reached;
+bound s how long the replay took, reads and writes at once. ratio is bound s over the step: 1 is
+the best there can be when nothing else uses the disk meanwhile; with --overlap-next-forward it may
+be more, for bytes move under the forward pass. In --json read_bytes and write_bytes are of all
+steps, the rest is of one.
 
-Faults: short moves fewer bytes than asked, again answers EAGAIN or EINTR, eio and enospc that error;
-flip turns one bit of what was read, stale tells that a write was done which was not, late holds an
-answer back until others have come. first leaves as many transfers alone; halve_every and
+Faults: short moves fewer bytes than asked, again answers EAGAIN or EINTR, eio and enospc that
+error; flip turns one bit of what was read, stale tells that a write was done which was not, late
+holds an answer back until others have come. first leaves as many transfers alone; halve_every and
 again_every hit each n-th. What can be mended is mended: short, again and late change nothing.)";
 
 template <typename... Text>

@@ -304,7 +304,7 @@ absl::Status Mover::Impl::Failed(const Entry& entry, absl::StatusCode code,
 
 absl::Status Mover::Impl::TimedOut(const Request& request, int64_t done_bytes,
                                    const char* besides) const {
-  return absl::DeadlineExceededError(
+  return absl::UnavailableError(
       absl::StrCat(Describe(request), ", ", done_bytes, " of them moved, by ", backend->name(),
                    ": not through within ", settings.timeout_s, " s", besides));
 }

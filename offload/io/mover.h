@@ -58,7 +58,7 @@ class Mover {
   };
   struct Settings {
     int depth = 64;            // transfers in flight at a time
-    double timeout_s = 600.0;  // from Move to `done`: then DeadlineExceeded naming the transfer
+    double timeout_s = 600.0;  // from Move to `done`: then Unavailable naming the transfer
     // What all transfers use, and what the files' descriptors belong to; null: the caller's own.
     std::shared_ptr<TransferMemory> memory = nullptr;
     std::shared_ptr<const void> files = nullptr;

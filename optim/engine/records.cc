@@ -378,7 +378,7 @@ absl::Status Records::Visit(int64_t record, bool write, const Visitor& visit) {
     status = move(io::Direction::kWrite);
   }
   Release(record);
-  if (absl::IsDeadlineExceeded(status)) visits_hung_.Update(status);
+  if (absl::IsUnavailable(status)) visits_hung_.Update(status);
   return status;
 }
 

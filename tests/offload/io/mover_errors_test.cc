@@ -99,11 +99,11 @@ TEST(MoverErrors, DeadlinesHoldInFlightAndInTheQueue) {
   mover->Move(second.To({.file = 1, .memory = memory.block(1), .bytes = kBlock}));
   script.Complete(script.Submitted(1)[0], kBlock);
   const absl::Status status = first.Get();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("nvme_paths: /a: read of 8192 bytes at 4096"),
                     HasSubstr("4096 of them moved"), HasSubstr("within 0.5 s")));
-  EXPECT_EQ(second.Get().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(second.Get().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(script.Submitted(2).size(), 2u);  // the second was never begun
   // The late completion makes room, and is nobody's.
   script.Complete(script.Submitted(2)[1], kBlock);
@@ -119,14 +119,14 @@ TEST(MoverErrors, DeadlinesHoldBetweenTries) {
                              {{-1, "/disk"}}, {}, {.timeout_s = 0.05})
                    .value();
   EXPECT_EQ(MoveNow(*mover, {.memory = memory.block(0), .bytes = kBlock}).code(),
-            absl::StatusCode::kDeadlineExceeded);
+            absl::StatusCode::kUnavailable);
 }
 
 // Memory is given up only when the disk may still touch it.
 TEST(MoverErrors, ATransferThatCanBeCancelledGivesNothingUp) {
   const std::pair<int64_t, absl::StatusCode> rows[] = {
-      {-ECANCELED, absl::StatusCode::kDeadlineExceeded},
-      {kBlock, absl::StatusCode::kDeadlineExceeded},
+      {-ECANCELED, absl::StatusCode::kUnavailable},
+      {kBlock, absl::StatusCode::kUnavailable},
       {2 * kBlock, absl::StatusCode::kOk}};  // it was through meanwhile
   for (const auto& [result, code] : rows) {
     Script script;
@@ -153,7 +153,7 @@ TEST(MoverErrors, WhatCannotBeCancelledIsGivenUpBeforeItIsTold) {
   Answer answer;
   mover->Move(answer.To({.memory = memory.block(0), .bytes = kBlock}));
   const absl::Status status = answer.Get();
-  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("nor could it be cancelled: the disk may still carry it out"));
   EXPECT_TRUE(kept->given_up());
@@ -194,7 +194,7 @@ TEST(MoverErrors, ADiskThatNeverAnswersDoesNotHoldTheEnd) {
                 auto mover = Over(script, {.timeout_s = 0.05, .memory = kept, .files = files});
                 mover->Move(answer.To({.memory = memory.block(0), .bytes = kBlock}));
               }
-              if (!absl::IsDeadlineExceeded(answer.Get())) return "not answered";
+              if (!absl::IsUnavailable(answer.Get())) return "not answered";
               if (owner.use_count() == 1) return "the memory would go";
               return files.use_count() == 1 ? "the files would be closed" : "";
             }),

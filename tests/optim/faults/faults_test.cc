@@ -67,7 +67,7 @@ bool IsFatal(const Hit& hit) {
 // Whether the status tells of this fault: its code, and tier, folder, offset and record.
 bool Blames(const Status& status, const Hit& hit, const Disk& disk, size_t rank) {
   const auto code = hit.harm == Harm::kEnospc ? absl::StatusCode::kResourceExhausted
-                    : hit.harm == Harm::kLost ? absl::StatusCode::kDeadlineExceeded
+                    : hit.harm == Harm::kLost ? absl::StatusCode::kUnavailable
                                               : absl::StatusCode::kDataLoss;
   if (IsMended(hit.harm) || status.code() != code) return false;
   const SectionPlace& place = disk.places()[hit.number];
