@@ -16,6 +16,7 @@
 
 #include "mpi-launch/blas.h"
 #include "mpi-launch/train/corpus.h"
+#include "mpi-launch/train/flag_names.h"
 #include "mpi-launch/train/log.h"
 #include "mpi-launch/train/model.h"
 #include "mpi-launch/train/options.h"
@@ -47,25 +48,32 @@ StatusOr<Corpus> ReadCorpus(const Options& options) {
       ": give more text or a shorter context");
 }
 
-// "states, parameters in files in A, B, with 1048576 bytes of states a rank in host memory".
-std::string WhatIsOnDisk(const Options& options) {
-  const std::pair<const char*, bool> kinds[] = {{"states", options.offload == "nvme"},
-                                                {"parameters", options.params_offload == "nvme"},
-                                                {"gradients", options.gradients_offload == "nvme"}};
+int64_t StateBytes(const MemoryStats& memory, Tier tier) {
+  return memory.Bytes(tier, MemoryKind::kMaster) + memory.Bytes(tier, MemoryKind::kMoment1) +
+         memory.Bytes(tier, MemoryKind::kMoment2);
+}
+
+// "states, parameters in files in A, B, with 1048576 bytes of states in host memory", of this rank.
+std::string WhatIsOnDisk(const Options& options, const MemoryStats& memory) {
+  const std::pair<const char*, int64_t> kinds[] = {
+      {"states", StateBytes(memory, Tier::kNvme)},
+      {"parameters", memory.Bytes(Tier::kNvme, MemoryKind::kParameters)},
+      {"gradients", memory.Bytes(Tier::kNvme, MemoryKind::kGradients)}};
   std::string text;
-  for (const auto& [kind, on_disk] : kinds) {
-    if (on_disk) text += (text.empty() ? "" : ", ") + std::string(kind);
+  for (const auto& [kind, bytes] : kinds) {
+    if (bytes > 0) text += (text.empty() ? "" : ", ") + std::string(kind);
   }
+  if (text.empty()) return "nothing, all that may rest there fits into host memory";
   text += " in files in ";
   for (const std::string& path : options.nvme_paths) {
     text += (&path == options.nvme_paths.data() ? "" : ", ") + path;
   }
-  if (options.host_budget_bytes == 0) return text;
-  return text + ", with " + std::to_string(options.host_budget_bytes) +
-         " bytes of states a rank in host memory";
+  const int64_t host_bytes = StateBytes(memory, Tier::kHost);
+  if (options.offload != "nvme" || host_bytes == 0) return text;
+  return text + ", with " + std::to_string(host_bytes) + " bytes of states in host memory";
 }
 
-void Introduce(const Job& job) {
+void Introduce(const Job& job, const Trainer& trainer) {
   const Options& o = job.options;
   const int64_t samples = o.micro_batch * o.accumulate * job.world;
   std::printf(
@@ -78,7 +86,7 @@ void Introduce(const Job& job) {
       static_cast<long long>(samples), samples == 1 ? "" : "s", static_cast<long long>(o.context),
       static_cast<long long>(job.corpus.files()), job.corpus.files() == 1 ? "" : "s",
       job.corpus.bytes().size(), job.corpus.UnigramEntropy());
-  if (o.UsesDisk()) std::printf("on disk: %s\n", WhatIsOnDisk(o).c_str());
+  if (o.UsesDisk()) std::printf("on disk: %s\n", WhatIsOnDisk(o, trainer.Memory()).c_str());
   const std::string hint = launch::ProbeBlas().hint;
   if (!hint.empty()) std::printf("slow: %s\n", hint.c_str());
   std::fflush(stdout);
@@ -87,7 +95,8 @@ void Introduce(const Job& job) {
 // For what struck this rank alone, or broke what the ranks speak through: an orderly end would wait
 // for peers that do not come, so the reason is told first and nothing is cleaned up.
 [[noreturn]] void Abandon(int rank, const std::string& when, const std::string& reason) {
-  const std::string line = reason.substr(0, reason.find('\n'));  // torch adds where it was thrown
+  // Torch adds where it was thrown.
+  const std::string line = InFlags(reason.substr(0, reason.find('\n')));
   std::fprintf(stderr, "zh-train: rank %d, %s: %s\n", rank, when.c_str(), line.c_str());
   MPI_Abort(MPI_COMM_WORLD, 1);
   std::abort();
@@ -191,7 +200,7 @@ Status Run(int argc, char** argv, Communicator& world) {
   StatusOr<std::unique_ptr<Trainer>> trainer =
       options->optimizer == "torch" ? MakeTorchTrainer(job) : MakeZeroHoldTrainer(job, world);
   if (!trainer.ok()) return trainer.status();
-  if (world.rank() == 0) Introduce(job);
+  if (world.rank() == 0) Introduce(job, **trainer);
   if (Status s = Train(job, **trainer, log); !s.ok()) return s;
   Status closed = (*trainer)->Close();
   trainer->reset();  // the engine has the communicator no more
@@ -220,7 +229,8 @@ int Main(int argc, char** argv) {
   if (status.ok()) return 0;
   if (world->rank() == 0) {
     const bool help = absl::IsCancelled(status);
-    const std::string text(status.message());
+    const std::string text =
+        help ? std::string(status.message()) : InFlags(std::string(status.message()));
     std::fprintf(help ? stdout : stderr, help ? "%s" : "zh-train: %s\n", text.c_str());
   }
   return absl::IsCancelled(status) ? 0 : 1;

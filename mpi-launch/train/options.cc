@@ -1,11 +1,17 @@
 #include "mpi-launch/train/options.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+#include <limits>
 #include <sstream>
+#include <type_traits>
 
 #include "mpi-launch/train/sizes.h"
 
@@ -14,20 +20,36 @@ namespace {
 
 Status Bad(const std::string& text) { return absl::InvalidArgumentError(text); }
 
+// A flag's number and its range.
+struct Count {
+  const char* flag;
+  int64_t value;
+  int64_t least;
+  int64_t most = 1'000'000'000'000'000'000;
+};
+
 // CLI11 makes the largest number there is of all that are larger.
-Status CheckCount(const char* flag, int64_t value, int64_t least) {
-  constexpr int64_t kMost = 1'000'000'000'000'000'000;
-  if (value < least) {
-    return Bad(std::string(flag) + " is " + std::to_string(value) + ": give " +
-               std::to_string(least) + " or more");
+Status CheckCount(const Count& count) {
+  const std::string flag = count.flag;
+  if (count.value < count.least) {
+    return Bad(flag + " is " + std::to_string(count.value) + ": give " +
+               std::to_string(count.least) + " or more");
   }
-  if (value <= kMost) return absl::OkStatus();
-  return Bad(std::string(flag) + " is more than 10^18: give less");
+  if (count.value <= count.most) return absl::OkStatus();
+  if (count.most == Count{}.most) return Bad(flag + " is more than 10^18: give less");
+  return Bad(flag + " is " + std::to_string(count.value) + ": give " + std::to_string(count.most) +
+             " or less");
+}
+
+// As people write it.
+std::string Shortest(double value) {
+  char text[64];
+  return std::string(text, std::to_chars(text, std::end(text), value).ptr);
 }
 
 Status CheckNotNegative(const char* flag, double value) {
   if (std::isfinite(value) && value >= 0) return absl::OkStatus();
-  return Bad(std::string(flag) + " is " + std::to_string(value) + ": give 0 or more, finite");
+  return Bad(std::string(flag) + " is " + Shortest(value) + ": give 0 or more, finite");
 }
 
 // "fp32, bf16 or fp16".
@@ -61,35 +83,68 @@ Status CheckWords(const Options& o) {
   return status;
 }
 
+// What a model, a sample or a step is multiplied from has the limits of a machine, not of a number:
+// whatever is larger would take memory and never begin. Attention holds the square of the context.
 Status CheckCounts(const Options& o) {
-  const struct {
-    const char* flag;
-    int64_t value;
-    int64_t least;
-  } counts[] = {
-      {"--layers", o.layers, 1},
-      {"--heads", o.heads, 1},
-      {"--width", o.width, 1},
-      {"--context", o.context, 1},
-      {"--micro-batch", o.micro_batch, 1},
-      {"--accumulate", o.accumulate, 1},
+  const Count counts[] = {
+      {"--layers", o.layers, 1, 10'000},
+      {"--heads", o.heads, 1, 1024},
+      {"--width", o.width, 1, 65'536},
+      {"--context", o.context, 1, 16'384},
+      {"--micro-batch", o.micro_batch, 1, 65'536},
+      {"--accumulate", o.accumulate, 1, 65'536},
       {"--steps", o.steps, 1},
       {"--total-steps", o.total_steps, 0},
       {"--warmup", o.warmup, -1},
       {"--evaluate-every", o.evaluate_every, 0},
       {"--loss-scale-interval", o.loss_scale_interval, 1},
-      {"--compute-threads", o.compute_threads, 1},
-      {"--update-threads", o.update_threads, 0},
+      {"--compute-threads", o.compute_threads, 1, 1024},
+      {"--update-threads", o.update_threads, 0, 1024},
       {"--bucket-elems", o.bucket_elems, 1},
-      {"--zero-stage", o.zero_stage, 0},
+      {"--zero-stage", o.zero_stage, 0, 3},
       {"--persistence-threshold", o.persistence_threshold_elems, 0},
-      {"--window", o.window, 0},
+      {"--window", o.window, 0, 4096},
       {"--seed", o.seed, 0},
   };
-  for (const auto& count : counts) {
-    if (Status s = CheckCount(count.flag, count.value, count.least); !s.ok()) return s;
+  for (const Count& count : counts) {
+    if (Status s = CheckCount(count); !s.ok()) return s;
   }
   return absl::OkStatus();
+}
+
+// The least that the backward pass keeps: 2 bytes for each pair of bytes of a sample, in each head
+// and block (in one block, where each is computed again). Torch would take it until it is killed.
+Status CheckAttention(const Options& o) {
+  const auto context = static_cast<double>(o.context);
+  const double kept_bytes = 2 * context * context * static_cast<double>(o.micro_batch * o.heads) *
+                            static_cast<double>(o.recompute ? 1 : o.layers);
+  const double node_bytes =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (kept_bytes <= node_bytes) return absl::OkStatus();
+  return Bad("--context " + std::to_string(o.context) + " needs at least " +
+             std::to_string(static_cast<int64_t>(kept_bytes / (1 << 20))) +
+             " MiB for attention, and this node has " +
+             std::to_string(static_cast<int64_t>(node_bytes / (1 << 20))) +
+             ": give less, or less --micro-batch" + (o.recompute ? "" : ", or --recompute"));
+}
+
+Status CheckLossScale(const Options& o) {
+  const LossScaleOptions scale = o.LossScale(), defaults;
+  const bool tuned =
+      o.loss_scale_initial != defaults.initial || o.loss_scale_interval != defaults.growth_interval;
+  const bool moves = scale.enabled && scale.dynamic;
+  if (tuned && !moves) {
+    return Bad(
+        "--loss-scale-initial and --loss-scale-interval are of a scale that changes: give "
+        "--loss-scale dynamic");
+  }
+  const double least = moves ? scale.floor : std::numeric_limits<float>::min();
+  const double most = moves ? scale.cap : std::numeric_limits<float>::max();
+  if (!scale.enabled || (scale.initial >= least && scale.initial <= most)) return absl::OkStatus();
+  return Bad(
+      (moves ? "--loss-scale-initial is " : "--loss-scale is ") + Shortest(scale.initial) +
+      ": give " +
+      (moves ? Shortest(least) + " to " + Shortest(most) : "2^-126 or more, finite in fp32"));
 }
 
 Status CheckPrecision(const Options& o) {
@@ -103,13 +158,7 @@ Status CheckPrecision(const Options& o) {
   if (!is_word && (o.loss_scale.empty() || *end != '\0')) {
     return Bad("--loss-scale " + o.loss_scale + " is unknown: give auto, dynamic, off or a number");
   }
-  const LossScaleOptions scale = o.LossScale(), defaults;
-  const bool tuned =
-      o.loss_scale_initial != defaults.initial || o.loss_scale_interval != defaults.growth_interval;
-  if (!tuned || (scale.enabled && scale.dynamic)) return absl::OkStatus();
-  return Bad(
-      "--loss-scale-initial and --loss-scale-interval are of a scale that changes: give "
-      "--loss-scale dynamic");
+  return CheckLossScale(o);
 }
 
 // What says how disks are used goes with disks.
@@ -186,6 +235,7 @@ Status Check(const Options& o) {
     return Bad("--width " + std::to_string(o.width) + " is no multiple of --heads " +
                std::to_string(o.heads) + ": give a width that the heads divide");
   }
+  if (Status s = CheckAttention(o); !s.ok()) return s;
   if (Status s = CheckWords(o); !s.ok()) return s;
   const std::pair<const char*, double> rates[] = {
       {"--learning-rate", o.learning_rate}, {"--weight-decay", o.weight_decay}, {"--clip", o.clip}};
@@ -213,6 +263,34 @@ CLI::Validator Size() {
     return "";
   };
   return CLI::Validator(to_bytes, "SIZE");
+}
+
+// Replaces a number in digits by itself, and refuses all else. What is too large is left for CLI11.
+template <typename Number>
+CLI::Validator Numeral(const std::string& refusal) {
+  return CLI::Validator(
+      [refusal](std::string& text) -> std::string {
+        Number number = 0;
+        const char* const end = text.data() + text.size();
+        const auto [rest, error] = std::from_chars(text.data(), end, number);
+        if (rest != end || error == std::errc::invalid_argument) {
+          return "\"" + text + "\" " + refusal;
+        }
+        // CLI11 would read 010 as eight.
+        if (std::is_integral_v<Number> && error == std::errc()) text = std::to_string(number);
+        return "";
+      },
+      "");
+}
+
+void CheckNumerals(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_type_name() == "INT") {
+      option->transform(Numeral<int64_t>("is no whole number: give digits alone, as 1000"));
+    } else if (option->get_type_name() == "FLOAT") {
+      option->transform(Numeral<double>("is no number: give one as 0.001 or 1e-3"));
+    }
+  }
 }
 
 void DeclareTask(CLI::App& app, Options& o) {
@@ -358,10 +436,13 @@ StatusOr<Options> ParseOptions(int argc, const char* const* argv) {
   DeclareUpdate(app, options);
   DeclareEngine(app, options);
   DeclareOffload(app, options);
+  CheckNumerals(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     return absl::CancelledError(app.help());
+  } catch (const CLI::ConversionError& error) {
+    return Bad(FirstLine(error.what()) + ": give a number that 32 bits hold");
   } catch (const CLI::ParseError& error) {
     return Bad(FirstLine(error.what()) + ": zh-train --help lists the flags");
   }

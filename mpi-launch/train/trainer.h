@@ -10,6 +10,7 @@
 #include "mpi-launch/train/model.h"
 #include "mpi-launch/train/options.h"
 #include "zerohold/communicator.h"
+#include "zerohold/stats.h"
 #include "zerohold/status.h"
 
 namespace zerohold::train {
@@ -37,6 +38,8 @@ class Trainer {
   virtual StatusOr<double> Evaluate() = 0;
   // XXH3-64 over all fp32 master weights in order of parameter name, in 16 hex digits.
   virtual StatusOr<std::string> ParametersHash() = 0;
+  // Of this rank, now; of the engine alone.
+  virtual MemoryStats Memory() const { return {}; }
   virtual Status Close() = 0;
 };
 

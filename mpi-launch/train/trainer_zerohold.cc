@@ -63,6 +63,7 @@ class ZeroHoldTrainer : public Trainer, private UnitObserver {
   StatusOr<StepReport> Step(int64_t step) override;
   StatusOr<double> Evaluate() override;
   StatusOr<std::string> ParametersHash() override;
+  MemoryStats Memory() const override { return engine_->Memory(); }
   Status Close() override { return engine_->Close(); }
 
  private:

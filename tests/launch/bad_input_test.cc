@@ -45,10 +45,13 @@ TEST(BadInput, OfAllRanks) {
       {"--data " + tiny, "holds 32 bytes, and one sample of --context 32 takes 33", "more text"},
       {"--width 33", "--width 33 is no multiple of --heads 2", "the heads divide"},
       {"--dtype fp8", "--dtype fp8 is unknown", "give fp32, bf16 or fp16"},
-      {"--zero-stage 4", "zero_stage is 4", "give 0, 1, 2 or 3"},
-      {"--optimizer-rule sgd --beta1 0.5", "beta1 is 0.5, which Sgd does not read", "leave it"},
-      {"--dtype fp16 --loss-scale 0", "loss_scale.initial is 0", "give 2^-126 or more"},
-      {"--zero-stage 3 --max-live-parameters 1KiB", "max_live_parameters_bytes is 1024", "or 0"},
+      {"--zero-stage 4", "--zero-stage is 4", "give 3 or less"},
+      {"--layers 1000000000", "--layers is 1000000000", "give 10000 or less"},
+      {"--steps 1e6", "--steps: \"1e6\" is no whole number", "give digits alone"},
+      {"--optimizer-rule sgd --beta1 0.5",
+       "zh-train: rank 0: --beta1 is 0.5, which Sgd does not read", "leave it"},
+      {"--dtype fp16 --loss-scale 0", "--loss-scale is 0", "give 2^-126 or more"},
+      {"--zero-stage 3 --max-live-parameters 1KiB", "--max-live-parameters is 1024", "or 0"},
       {"--log /no/such/folder/log", "--log /no/such/folder/log", "give a file"},
   };
   for (const auto& c : cases) {
@@ -90,11 +93,11 @@ TEST(BadInput, OfOffload) {
   const struct {
     std::string flags, names, mends;
   } cases[] = {
-      {OnDisk("/no/such"), "nvme_paths: \"/no/such\" does not exist", "make it, or name another"},
-      {OnDisk(file), "nvme_paths: \"" + file + "\" is not a folder", "name a folder"},
-      {OnDisk("/dev/shm"), "nvme_paths: \"/dev/shm\" lies in memory (tmpfs)", "on a disk"},
+      {OnDisk("/no/such"), "--nvme-path: \"/no/such\" does not exist", "make it, or name another"},
+      {OnDisk(file), "--nvme-path: \"" + file + "\" is not a folder", "name a folder"},
+      {OnDisk("/dev/shm"), "--nvme-path: \"/dev/shm\" lies in memory (tmpfs)", "on a disk"},
       {OnDisk(disk.path() + " --nvme-path /no/such"), "\"/no/such\" does not exist", "make it"},
-      {OnDisk(disk.path() + " --window 5000"), "offload.window is 5000", "0 (by itself) to 4096"},
+      {OnDisk(disk.path() + " --window 5000"), "--window is 5000", "give 4096 or less"},
       {OnDisk(disk.path() + " --offload-faults eioo=1"), "\"eioo=1\" is none of", "short"},
       {"--offload nvme", "--offload nvme needs a folder", "give --nvme-path"},
   };
@@ -104,8 +107,8 @@ TEST(BadInput, OfOffload) {
   }
   std::remove(file.c_str());
   // Each rank may have folders of its own.
-  ExpectRefused(RunTwo(OnDisk(disk.path()), OnDisk("/no/such")), "rank 1: nvme_paths: \"/no/such\"",
-                "name another folder");
+  ExpectRefused(RunTwo(OnDisk(disk.path()), OnDisk("/no/such")),
+                "rank 1: --nvme-path: \"/no/such\"", "name another folder");
   ExpectRefused(RunTwo("", OnDisk(disk.path())), "rank 1: offload=\"nvme\"", "the same");
 }
 
@@ -136,7 +139,8 @@ TEST(BadInput, OfAScaleThatNoStepSurvives) {
   EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   EXPECT_THAT(outcome.err,
               AllOf(StartsWith("zh-train: "), HasSubstr("100"), HasSubstr("embedding.tokens"),
-                    HasSubstr("lower loss_scale.initial")));
+                    HasSubstr("lower --loss-scale or the learning rate or look at its inputs"),
+                    Not(HasSubstr("max_skips"))));
 }
 
 TEST(BadInput, HelpIsNoError) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "mpi-launch/train/flag_names.h"
+
 namespace zerohold::train {
 namespace {
 
@@ -50,6 +52,7 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
       {{"--bucket-elems", "0"}, "--bucket-elems is 0", "1 or more"},
       {{"--compute-threads", "0"}, "--compute-threads is 0", "1 or more"},
       {{"--zero-stage", "-1"}, "--zero-stage is -1", "0 or more"},
+      {{"--zero-stage", "4"}, "--zero-stage is 4", "give 3 or less"},
       {{"--learning-rate", "nan"}, "--learning-rate is nan", "0 or more, finite"},
       {{"--clip", "-1"}, "--clip is -1", "0 or more"},
       {{"--dtype", "fp8"}, "--dtype fp8 is unknown", "fp32, bf16 or fp16"},
@@ -81,10 +84,71 @@ TEST(Options, EachBadFlagIsNamedInOneLine) {
       {{"--optimizer", "torch", "--reproducible"}, "--reproducible", "--optimizer zerohold"},
       {{"--optimizer", "torch", "--zero-stage", "3"}, "--zero-stage", "--optimizer zerohold"},
       {{"--optimizer", "torch", "--bucket-elems", "256"}, "--bucket-elems", "zerohold"},
-      {{"--steps", "many"}, "--steps = many", "--help"},
+      {{"--steps", "many"}, "--steps: \"many\"", "--help"},
       {{"--depth", "3"}, "--depth", "--help"},
       {{"--data"}, "--data", "--help"},
   });
+}
+
+TEST(Options, EachNumberThatCannotBeIsNamedInOneLine) {
+  ExpectRefused({
+      {{"--layers", "1000000000"}, "--layers is 1000000000", "give 10000 or less"},
+      {{"--heads", "1025"}, "--heads is 1025", "give 1024 or less"},
+      {{"--width", "65540"}, "--width is 65540", "give 65536 or less"},
+      {{"--context", "16385"}, "--context is 16385", "give 16384 or less"},
+      {{"--micro-batch", "65537"}, "--micro-batch is 65537", "or less"},
+      {{"--context", "16384", "--micro-batch", "65536"},
+       "--context 16384 needs at least 536870912 MiB",
+       "give less, or less --micro-batch, or --recompute"},
+      {{"--accumulate", "65537"}, "--accumulate is 65537", "or less"},
+      {{"--compute-threads", "1025"}, "--compute-threads is 1025", "or less"},
+      {{"--update-threads", "9999999999"}, "--update-threads", "a number that 32 bits hold"},
+      {{"--steps", "abc"}, "--steps: \"abc\" is no whole number", "give digits alone, as 1000"},
+      {{"--steps", "1e6"}, "--steps: \"1e6\" is no whole number", "give digits alone"},
+      {{"--steps", "0x10"}, "--steps: \"0x10\" is no whole number", "give digits alone"},
+      {{"--steps", ""}, "--steps: \"\" is no whole number", "give digits alone"},
+      {{"--zero-stage", "two"}, "--zero-stage: \"two\" is no whole number", "give digits"},
+      {{"--clip", "1,5"}, "--clip: \"1,5\" is no number", "as 0.001 or 1e-3"},
+      {{"--learning-rate", "fast"}, "--learning-rate: \"fast\" is no number", "as 0.001"},
+      {{"--learning-rate", "-1"}, "--learning-rate is -1: ", "0 or more, finite"},
+      {{"--learning-rate", "-2.5e-3"}, "--learning-rate is -0.0025: ", "0 or more, finite"},
+      {{"--learning-rate", "1e999"}, "--learning-rate is inf: ", "0 or more, finite"},
+      {{"--loss-scale", "0"}, "--loss-scale is 0", "give 2^-126 or more"},
+      {{"--loss-scale", "1e39"}, "--loss-scale is 1e+39", "finite in fp32"},
+      {{"--loss-scale", "dynamic", "--loss-scale-initial", "-1"},
+       "--loss-scale-initial is -1",
+       " to "},
+  });
+}
+
+TEST(Options, NumbersAreDecimal) {
+  EXPECT_EQ(Parse({"--steps", "010"})->steps, 10);
+  EXPECT_EQ(Parse({"--warmup", "-1"})->warmup, -1);
+  EXPECT_EQ(Parse({"--learning-rate", "1e-3"})->learning_rate, 1e-3);
+  EXPECT_EQ(Parse({"--clip", ".5"})->clip, 0.5);
+}
+
+TEST(Options, TheEnginesWordsBecomeFlags) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"zero_stage is 4; give 0, 1, 2 or 3", "--zero-stage is 4; give 0, 1, 2 or 3"},
+      {"rank 1: groups[0].beta1 is 2; give less", "rank 1: --beta1 is 2; give less"},
+      {"groups[1].momentum is 1, which Sgd does not read (it reads learning_rate, nesterov)",
+       "--momentum is 1, which Sgd does not read (it reads --learning-rate, --nesterov)"},
+      {"offload.window is 5000", "--window is 5000"},
+      {"name another folder in nvme_paths", "name another folder in --nvme-path"},
+      {"or max_live_parameters_bytes less", "or --max-live-parameters less"},
+      {"lower loss_scale.initial or the learning rate, look at its inputs, or raise "
+       "loss_scale.max_skips",
+       "lower --loss-scale or the learning rate or look at its inputs"},
+      {"nvme_paths: \"/dev/shm\" lies in memory; name a folder on a disk, or use the host tier",
+       "--nvme-path: \"/dev/shm\" lies in memory; name a folder on a disk, or leave --offload, "
+       "--params-offload and --gradients-offload at host"},
+      // Names of files and tensors stay.
+      {"\"momentum\" /a/momentum momentum.x momentum-1 my_momentum momentum",
+       "\"momentum\" /a/momentum momentum.x momentum-1 my_momentum --momentum"},
+      {"", ""},
+  };
+  for (const auto& [said, meant] : texts) EXPECT_EQ(InFlags(said), meant);
 }
 
 TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
@@ -99,6 +163,7 @@ TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
       {{"--io-engine", "threads"}, "--io-engine is of disks", "give --offload nvme"},
       {{"--io-engine", "aio"}, "--io-engine aio is unknown", "best, uring or threads"},
       {{"--window", "-1"}, "--window is -1", "0 or more"},
+      {{"--window", "5000"}, "--window is 5000", "give 4096 or less"},
       {{"--optimizer", "torch", "--offload", "host"}, "--offload", "--optimizer zerohold"},
   });
 }

@@ -81,6 +81,21 @@ TEST(TrainOffloadOf, LogTellsTheDisksBytes) {
   }
 }
 
+// The flags tell what may be on disk; what is there depends on the model.
+TEST(TrainOffloadLines, TellWhatIsReallyOnDisk) {
+  const DiskFolder disk;
+  const std::string files = " in files in " + disk.path();
+  const std::pair<std::string, std::string> cases[] = {
+      {"", "\non disk: states" + files + "\n"},
+      {"--host-budget 1GiB", "\non disk: nothing, all that may rest there fits into host memory\n"},
+      {"--host-budget 1GiB --zero-stage 3 --params-offload nvme",
+       "\non disk: parameters" + files + ", with "}};
+  for (const auto& [flags, line] : cases) {
+    const Outcome outcome = RunShell(Mpirun(2) + TinyTrain(OnDisk(disk, flags)));
+    EXPECT_THAT(outcome.out, testing::HasSubstr(line)) << outcome.err;
+  }
+}
+
 // A /dev/shm of 64 MiB, and staging of twice that: staging asks nothing of it, so there is nothing
 // to tell; no signal, the same bits.
 TEST(OffloadCases, OFF_14_Train) {
