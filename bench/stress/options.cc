@@ -37,8 +37,9 @@ steps, the rest is of one.
 
 Faults: short moves fewer bytes than asked, again answers EAGAIN or EINTR, eio and enospc that
 error; flip turns one bit of what was read, stale tells that a write was done which was not, late
-holds an answer back until others have come. first leaves as many transfers alone; halve_every and
-again_every hit each n-th. What can be mended is mended: short, again and late change nothing.)";
+holds an answer back until others have come, lost gives none. Transfers before first and behind last
+are left alone; halve_every and again_every hit each n-th, flip_begin and flip_end bound the bytes
+of a flip. What can be mended is mended: short, again and late change nothing.)";
 
 template <typename... Text>
 Status Bad(const Text&... text) {
