@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 namespace zerohold::launch_test {
 namespace {
@@ -20,6 +22,17 @@ std::string Contents(const std::string& path) {
 }
 
 }  // namespace
+
+bool Ends(const std::string& pid) {
+  for (int tries = 0; tries < 100; ++tries) {
+    std::ifstream in("/proc/" + pid + "/stat");
+    std::string number, name, state = "Z";
+    in >> number >> name >> state;
+    if (state == "Z" || state == "X") return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return false;
+}
 
 std::string TemporaryPath(const std::string& name) {
   static std::atomic<int> count = 0;

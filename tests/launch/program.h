@@ -29,6 +29,9 @@ inline constexpr int kNoMount = 77;
 // "zh-train FLAGS": what `flags` leave open makes a model so small that a run takes a second.
 std::string TinyTrain(const std::string& flags);
 
+// Whether the process ends within seconds; whether somebody has asked how does not matter.
+bool Ends(const std::string& pid);
+
 // A path that no other test and no other run has.
 std::string TemporaryPath(const std::string& name);
 

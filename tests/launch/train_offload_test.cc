@@ -6,7 +6,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <thread>
 
 #include "tests/launch/program.h"
 
@@ -107,18 +106,6 @@ TEST(OffloadCases, OFF_14_Train) {
   EXPECT_EQ(outcome.err, "");
   // Nothing is told of what was left in /dev/shm behind the last line of the run.
   EXPECT_THAT(outcome.out, EndsWith(HashOf(TrainAndReadLog(2, Flags(""))) + "\n"));
-}
-
-// Within seconds; whether somebody has asked how does not matter.
-bool Ends(const std::string& pid) {
-  for (int tries = 0; tries < 100; ++tries) {
-    std::ifstream in("/proc/" + pid + "/stat");
-    std::string number, name, state = "Z";
-    in >> number >> name >> state;
-    if (state == "Z" || state == "X") return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  return false;
 }
 
 // A rank that is killed takes the others with it in bounded time, files and shared memory go with

@@ -96,18 +96,6 @@ void TrainAndDie(const Row& row, const std::string& folder, const std::string& l
   if (killer.joinable()) killer.join();
 }
 
-// Within seconds; whether somebody has asked how does not matter.
-bool Ends(const std::string& pid) {
-  for (int tries = 0; tries < 100; ++tries) {
-    std::ifstream in("/proc/" + pid + "/stat");
-    std::string number, name, state = "Z";
-    in >> number >> name >> state;
-    if (state == "Z" || state == "X") return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
-  return false;
-}
-
 class KilledRank : public ::testing::TestWithParam<Row> {};
 INSTANTIATE_TEST_SUITE_P(Disk, KilledRank, ::testing::ValuesIn(kRows),
                          [](const auto& info) { return std::string(info.param.name); });
