@@ -23,6 +23,7 @@ namespace zerohold::testing {
 namespace {
 
 using launch_test::DiskFolder;
+using launch_test::Ends;
 using launch_test::Mpirun;
 using launch_test::Outcome;
 using launch_test::RunShell;
