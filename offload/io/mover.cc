@@ -250,14 +250,14 @@ void Mover::Impl::Expire(int64_t now_ns) {
       backend->Cancel(static_cast<uint64_t>(i));
       continue;
     }
-    settings.memory->GiveUp();
+    const absl::Status status = TimedOut(
+        entry->request, entry->moved_bytes,
+        ", nor could it be cancelled: the disk may still carry it out, so its file and all "
+        "staging memory stay as they are, unused, until this process ends");
+    settings.memory->GiveUp(status);
     entry->answered = true;
     ++answered;
-    entry->request.done(entry->request.context,
-                        TimedOut(entry->request, entry->moved_bytes,
-                                 ", nor could it be cancelled: the disk may still carry it out, so "
-                                 "its file and all staging memory stay as they are, unused, until "
-                                 "this process ends"));
+    entry->request.done(entry->request.context, status);
   }
   // Only when those in flight leave no room: it could have been started otherwise.
   while (entries.full() && NextWaiting() && next->deadline_ns <= now_ns) {

@@ -5,6 +5,8 @@
 // Threads: any.
 #pragma once
 
+#include <absl/status/status.h>
+
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -28,20 +30,28 @@ class TransferMemory {
   // dropped.
   void Drop(const std::shared_ptr<const void>& owner) {
     const std::lock_guard lock(mutex_);
-    if (!given_up_) owners_.erase(std::ranges::find(owners_, owner));
+    if (why_.ok()) owners_.erase(std::ranges::find(owners_, owner));
   }
 
-  // For good. Before the transfer is answered, so that nobody can use its memory and not know.
-  void GiveUp() {
+  // For good, with what the transfer is answered; before it is, so that nobody can use its memory
+  // and not know.
+  void GiveUp(const absl::Status& why) {
     const std::lock_guard lock(mutex_);
+    why_.Update(why);
     given_up_ = true;
   }
   bool given_up() const { return given_up_; }
+  // What the first of them was answered; OK while there is none.
+  absl::Status why() const {
+    const std::lock_guard lock(mutex_);
+    return why_;
+  }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const void>> owners_;
-  std::atomic<bool> given_up_{false};
+  absl::Status why_;
+  std::atomic<bool> given_up_{false};  // why_ is not OK
 };
 
 }  // namespace zerohold::io

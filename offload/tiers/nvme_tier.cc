@@ -91,15 +91,8 @@ void NvmeTier::Move(int64_t record, std::byte* slot, io::Direction direction,
                 .record = record});
 }
 
-absl::Status NvmeTier::GivenUp(int64_t record) const {
-  return absl::UnavailableError(
-      absl::StrCat(Name(record),
-                   " is not moved: a transfer before it timed out and could not be cancelled, so "
-                   "its memory may not be used again; end this process"));
-}
-
 void NvmeTier::Fetch(int64_t record, std::byte* slot, Done done, void* context) {
-  if (memory_->given_up()) return done(context, GivenUp(record));
+  if (memory_->given_up()) return done(context, memory_->why());
   const Place& place = places_[record];
   if (place.version == 0) {
     std::memset(slot, 0, place.bytes());
@@ -109,7 +102,7 @@ void NvmeTier::Fetch(int64_t record, std::byte* slot, Done done, void* context) 
 }
 
 void NvmeTier::Store(int64_t record, std::byte* slot, Done done, void* context) {
-  if (memory_->given_up()) return done(context, GivenUp(record));
+  if (memory_->given_up()) return done(context, memory_->why());
   Move(record, slot, io::Direction::kWrite, {done, context});
 }
 

@@ -59,7 +59,7 @@ class NvmeTier {
 
   // Starts moving the record into, or out of, the slot. `done` is called once, with the mover's
   // status, which names the record too; it may be called before Fetch returns. When memory was
-  // given up (mover.h) nothing is moved or written any more, and the answer is Unavailable.
+  // given up (mover.h) nothing is moved or written any more, and the answer is that transfer's.
   void Fetch(int64_t record, std::byte* slot, Done done, void* context);
   void Store(int64_t record, std::byte* slot, Done done, void* context);
 
@@ -98,7 +98,6 @@ class NvmeTier {
   // Sets each record's file and offset; gives each file's size.
   std::vector<int64_t> PlaceRecords(const Settings& settings);
   void Move(int64_t record, std::byte* slot, io::Direction direction, std::pair<Done, void*> told);
-  absl::Status GivenUp(int64_t record) const;
   std::string Name(int64_t record) const;
 
   std::vector<double> shares_;

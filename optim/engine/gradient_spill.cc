@@ -70,12 +70,8 @@ bool GradientSpill::AnyLost() {
 GradientSpill::Slot* GradientSpill::TakeSlot() {
   std::unique_lock lock(mutex_);
   came_back_.wait(lock, [this] { return pool_.free_slots() > 0; });
-  if (records_.given_up()) {
-    status_.Update(absl::UnavailableError(
-        "reduced gradients cannot go to disk: a transfer before them timed out and could not be "
-        "cancelled, so its memory may not be used again; end this process"));
-    return nullptr;
-  }
+  status_.Update(records_.given_up());
+  if (!records_.given_up().ok()) return nullptr;
   Slot* slot = &*std::ranges::find_if(slots_, [](const Slot& one) { return !one.lease; });
   slot->lease = *pool_.TryLease();
   return slot;

@@ -103,9 +103,9 @@ class Records {
   absl::Status Visit(int64_t record, bool write, const Visitor& visit);
   absl::Status VisitGradient(int64_t record, bool write, const Visitor& visit);
 
-  // A transfer timed out and may still be carried out: the slots may not be written any more, and
-  // all transfers are refused. Any thread.
-  bool given_up() const { return transfer_memory_->given_up(); }
+  // What a transfer was told that timed out and may still be carried out: the slots may not be
+  // written any more, and all transfers are told the same. Any thread.
+  absl::Status given_up() const { return transfer_memory_->why(); }
 
   // From and to disk since the call before.
   io::MoverCounters TakeMoved();

@@ -43,6 +43,7 @@ PLANTS = [
     ("arrows", "src/layout/CMakeLists.txt", "zh_room(layout SOURCES a.cc\n  LINKS zh_base zh_comm)\n", 1, "zh_comm"),
     ("bans", "src/base/b.cc", "// B.\n#include <boost/version.hpp>\n", 2, "Boost"),
     ("bans", "src/comm/u.cc", "// U.\n#include <liburing.h>\n", 2, "liburing"),
+    ("bans", "src/memory/w.cc", "// W.\n#include <numa.h>\n", 2, "libnuma"),
     ("bans", "optim/engine/m.cc", "// M.\n#include <mpi.h>\n", 2, "MPI"),
     ("bans", "src/device/cpu/c.cc", "// C.\n#include <cuda_runtime.h>\n", 2, "CUDA"),
     ("bans", "optim/api/h.cc", "// H.\n#include <hip/hip_runtime.h>\n", 2, "CUDA or HIP"),

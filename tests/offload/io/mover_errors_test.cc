@@ -174,7 +174,7 @@ TEST(TransferMemory, IsKeptFromTheGivingUpOn) {
     EXPECT_EQ(one.use_count(), 2);
     memory.Drop(one);
     EXPECT_EQ(one.use_count(), 1);
-    memory.GiveUp();
+    memory.GiveUp(absl::UnavailableError("late"));
     memory.Drop(other);
     EXPECT_EQ(other.use_count(), 2);
   }
