@@ -103,7 +103,7 @@ class ZH_EXPORT Engine {
   // BeginMicroBatch or Step: reductions of the unit, and of those before it in the list, wait until
   // then. At stage 3 others may wait for them in Acquire, in the time of a backward pass, so call
   // it there for every unit that some rank may report, and where they report it: before the unit's
-  // Release, as GradReady is called. Neither blocks.
+  // Release, as GradReady is called. Blocks for a step alone that goes on (overlap_next_forward).
   Status GradAbsent(UnitId unit);
 
   // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that

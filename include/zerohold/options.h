@@ -81,8 +81,8 @@ struct LossScaleOptions {
 // How files are read and written. All give the same bytes.
 enum class IoEngine : uint8_t { kBest, kUring, kThreads };
 
-// Where optimizer states rest between steps: in host memory, or in files on local disks, from where
-// a step brings them record by record into pinned staging and back.
+// Where states, shards of parameters and reduced gradients rest: in host memory, or in files on
+// local disks, from where a step brings them record by record into pinned staging and back.
 struct OffloadOptions {
   // Folders on local disks for what host memory is not to hold; records are spread over them, in
   // proportion to what their disks write and read in a second, which Create measures for at most
@@ -104,8 +104,8 @@ struct OffloadOptions {
   static constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
   // For benches of storage alone: parameters beyond host_parameters_bytes are thrown away instead
   // of written, and units can be acquired for kBackward and kWrite alone, where their values mean
-  // nothing. 16-bit types with an fp32 master. Set at Create,
-  // not by Move.
+  // nothing. 16-bit types with an fp32 master. Set at Create, not by Move, and
+  // host_parameters_bytes with it.
   bool drop_parameters = false;
   // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
   // record_elems elements of all states, of gradients and parameters too where those may rest on
@@ -156,10 +156,10 @@ struct EngineOptions {
   // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages, each in
   // one piece (who gives no more may be told ResourceExhausted where tied units lie between); 0
   // takes room for the two largest, and for what is used besides. More lets more gathers and
-  // reductions run ahead. Stage 3, where some ranks report a unit that others leave out: the others
-  // say so (GradAbsent), or this is room for the gradients of all units; else who has none left
-  // waits for the others' part in a reduction while they wait for it to acquire what comes next,
-  // until communication_timeout_s ends both.
+  // reductions run ahead, up to twice what all units take. Stage 3, where some ranks report a unit
+  // that others leave out: the others say so (GradAbsent), or this is room for the gradients of all
+  // units; else who has none left waits for the others' part in a reduction while they wait for it
+  // to acquire what comes next, until communication_timeout_s ends both.
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
   // Stage 3: units of fewer elements stay gathered.
@@ -191,8 +191,8 @@ struct EngineOptions {
   InstructionSet instruction_set = InstructionSet::kBest;
 
   // A wait in a collective that lasts longer ends with DeadlineExceeded naming the operation and
-  // the ranks that have not come; so does a transfer of a disk after half of it, naming record,
-  // folder and offset. Seconds, > 0.
+  // the ranks that have not come; a transfer of a disk after half of it with Unavailable, naming
+  // record, folder and offset. Seconds, > 0.
   double communication_timeout_s = 600.0;
   // Compares every collective's name over the ranks before it runs: one small message more for
   // each. By default on where the trainer that includes this header is built without NDEBUG; ranks

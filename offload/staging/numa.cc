@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <set>
 
 namespace zerohold::staging {
@@ -51,6 +52,8 @@ NumaPolicy ChooseNodes(std::span<const NumaNode> nodes, int64_t bytes) {
 }
 
 std::vector<NumaNode> NodesOfThisProcess() {
+  static std::mutex mutex;  // libnuma keeps what it has read, and takes no lock
+  const std::lock_guard lock(mutex);
   std::vector<NumaNode> nodes;
   if (numa_available() < 0) return nodes;
   const std::set<int> near = NearNodes();
@@ -80,6 +83,7 @@ absl::Status PlaceOnNodes(std::span<std::byte> memory, const NumaPolicy& policy)
 }
 
 absl::Status PlaceNear(std::span<std::byte> memory) {
+  if (memory.empty()) return absl::OkStatus();
   return PlaceOnNodes(memory,
                       ChooseNodes(NodesOfThisProcess(), static_cast<int64_t>(memory.size())));
 }

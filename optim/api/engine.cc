@@ -70,10 +70,10 @@ class Engine::Impl {
     return closed ? absl::FailedPreconditionError("the engine is closed") : absl::OkStatus();
   }
 
-  // Runs `call` alone: who comes meanwhile is refused.
+  // Runs `body` alone: who comes meanwhile is refused.
   template <typename Body>
   Status Alone(Body body) {
-    ZH_RETURN_IF_ERROR(CheckOpen());
+    ZH_RETURN_IF_ERROR(CheckProcess());
     if (busy.exchange(true)) {
       return absl::FailedPreconditionError(
           "another thread's call is under way; the engine takes one at a time, from any thread");
@@ -84,14 +84,16 @@ class Engine::Impl {
   }
 
   Status Submit(Call& call) {
-    return Alone([&] {
+    return Alone([&]() -> Status {
+      ZH_RETURN_IF_ERROR(CheckOpen());
       core->Submit(call);
       return std::move(call.status);
     });
   }
 
   Status Extend(const engine::Addition& addition) {
-    return Alone([&] {
+    return Alone([&]() -> Status {
+      ZH_RETURN_IF_ERROR(CheckOpen());
       ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(core, addition));
       Register();
       return absl::OkStatus();
@@ -279,9 +281,10 @@ int64_t Engine::TotalElements() const { return impl_->core->layout().total_elems
 std::string Engine::DescribePlan() const { return impl_->core->DescribePlan(); }
 
 Status Engine::Close() {
-  ZH_RETURN_IF_ERROR(impl_->CheckProcess());
-  impl_->closed = true;
-  return impl_->core->Stop();
+  return impl_->Alone([this] {
+    impl_->closed = true;
+    return impl_->core->Stop();
+  });
 }
 
 }  // namespace zerohold

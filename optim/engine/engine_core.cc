@@ -65,8 +65,7 @@ absl::Status EngineCore::Stop() {
   // Peers may be waiting for this rank's part of the step: they hear that it does not come, by the
   // verb in flight or else from one that ends at once. Between steps there are gathers ahead of the
   // trainer alone; the peers have issued the same, and they end by themselves.
-  const bool alone = !failed_.ok() && !peers_know_;
-  const bool leaves = in_charge_ && (alone || window_.micro_batches() > 0);
+  const bool leaves = in_charge_ && (!failed_.ok() || window_.micro_batches() > 0);
   for (const auto* list : {&input_.communicators, &gather_communicators_}) {
     if (!leaves) break;
     for (const auto& communicator : *list) communicator->Cancel(failed_);
@@ -174,7 +173,6 @@ void EngineCore::Handle(Event& event) {
       if (!fails()) Skip();
       return;
     case Event::Kind::kClosed:
-      peers_know_ = failed_.ok() && !Broken(event.status);  // the verdict of all
       if (!fails()) step_.ClosingDone();
       return;
     case Event::Kind::kNotMoved:

@@ -289,7 +289,6 @@ class EngineCore : private StepActions {
   std::vector<int64_t> space_steps_;  // updates of each flat space so far
   int64_t applied_steps_ = 0;
   absl::Status failed_;
-  bool peers_know_ = false;       // all ranks agreed on it
   Call* step_call_ = nullptr;     // waiting for its step
   Call* access_call_ = nullptr;   // waiting for its read or write
   Call* acquire_call_ = nullptr;  // waiting for gathers and for room

@@ -332,14 +332,13 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
   const bool move = before != nullptr && before->layout_.arenas().size() == layout_.arenas().size();
   const Placement& placement = memory_plan_.placement;
   const std::span<std::byte> staging = Staging(0, placement.staging_bytes());
-  const absl::Status pinned = staging::Pin(staging);
-  if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
   const bool known =
       before != nullptr && before->memory_->arenas().staging == memory_->arenas().staging;
-  if (!known) {
-    if (!pinned.ok()) input_.options.notice(std::string(pinned.message()));
-    const absl::Status placed = staging::PlaceNear(staging);
-    if (!placed.ok()) input_.options.notice(std::string(placed.message()));
+  const absl::Status placed = known ? absl::OkStatus() : staging::PlaceNear(staging);
+  const absl::Status pinned = staging::Pin(staging);
+  if (!pinned.ok() && input_.options.offload.require_pinned) return pinned;
+  for (const absl::Status& status : {placed, pinned}) {
+    if (!known && !status.ok()) input_.options.notice(std::string(status.message()));
   }
   ZH_ASSIGN_OR_RETURN(
       records_,

@@ -63,15 +63,16 @@ void GradientSpill::Land(const layout::Bucket& bucket) {
 
 bool GradientSpill::AnyLost() {
   const std::lock_guard lock(mutex_);
-  return !status_.ok();
+  return lost_;
 }
 
 // Null when memory was given up: what came back may still be written by the disk.
 GradientSpill::Slot* GradientSpill::TakeSlot() {
   std::unique_lock lock(mutex_);
   came_back_.wait(lock, [this] { return pool_.free_slots() > 0; });
-  status_.Update(records_.given_up());
-  if (!records_.given_up().ok()) return nullptr;
+  const absl::Status given_up = records_.given_up();
+  status_.Update(given_up);
+  if (!given_up.ok()) return nullptr;
   Slot* slot = &*std::ranges::find_if(slots_, [](const Slot& one) { return !one.lease; });
   slot->lease = *pool_.TryLease();
   return slot;
@@ -83,6 +84,7 @@ void GradientSpill::Stored(void* context, absl::Status status) {
   const std::lock_guard lock(spill.mutex_);
   slot.lease.Release();
   spill.status_.Update(status);
+  spill.lost_ |= !status.ok();
   spill.came_back_.notify_all();
 }
 
@@ -95,7 +97,9 @@ absl::Status GradientSpill::Wait() {
 
 absl::Status GradientSpill::Drain() {
   if (begun_ != nullptr) std::exchange(begun_, nullptr)->lease.Release();
-  return Wait();
+  absl::Status status = Wait();
+  lost_ = false;
+  return status;
 }
 
 }  // namespace zerohold::engine

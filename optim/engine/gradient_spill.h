@@ -68,6 +68,7 @@ class GradientSpill {
   staging::SlotPool pool_;
   std::vector<Slot> slots_;
   absl::Status status_;
+  bool lost_ = false;  // some, since the last Drain
 };
 
 }  // namespace zerohold::engine

@@ -43,11 +43,11 @@ class ModelMemory::Pieces {
 namespace {
 
 // Two of the largest, so that one comes while the other is used. What a unit uses may lie in the
-// middle for long, so that there must be room for a unit on either side. More than `all` is of no
-// use.
+// middle for long, so that there must be room for a unit on either side. Twice what all units take
+// holds them in any order of coming and going.
 int64_t FrameBytes(int64_t asked, int64_t largest, int64_t all, const std::vector<int64_t>& needs) {
   if (largest == 0) return 0;
-  if (asked > 0) return std::min(asked / base::kFrameBytes * base::kFrameBytes, all);
+  if (asked > 0) return std::min(asked / base::kFrameBytes * base::kFrameBytes, 2 * all);
   const int64_t most = std::ranges::max(needs);
   return most > largest ? most + 2 * largest : 2 * largest;
 }

@@ -107,10 +107,12 @@ Records::Records(const Input& input) : staging_owner_(input.staging_owner) {
     parts_ = input.before->parts_;
     taken_ = input.before->taken_;
   }
-  // One for all generations: their tiers are shared, and may use the same staging. The engine that
-  // this one may take the place of goes on with its own if this one cannot be made.
-  transfer_memory_ = input.before != nullptr ? input.before->transfer_memory_
-                                             : std::make_shared<io::TransferMemory>();
+  // One for all generations: their tiers are shared, and may use the same staging. A move has tiers
+  // of its own; but in the same staging it may not use what the other has given up.
+  const bool shares =
+      input.before != nullptr && (!input.move || input.before->staging_owner_ == staging_owner_);
+  transfer_memory_ =
+      shares ? input.before->transfer_memory_ : std::make_shared<io::TransferMemory>();
   transfer_memory_->Keep(staging_owner_);
   leases_.resize(bytes_.size());
   transfers_.resize(bytes_.size());

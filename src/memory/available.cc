@@ -19,11 +19,15 @@ struct Hierarchy {
   const char* controllers;  // in /proc/self/cgroup
   const char* limit;
   const char* used;
-  const char* cached;  // a line of memory.stat, with the groups below
+  const char* cached[2];  // files, in lines of memory.stat with the groups below
 };
 constexpr Hierarchy kHierarchies[] = {
-    {"cgroup2", "", "memory.max", "memory.current", "inactive_file"},
-    {"cgroup", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}};
+    {"cgroup2", "", "memory.max", "memory.current", {"inactive_file", "active_file"}},
+    {"cgroup",
+     "memory",
+     "memory.limit_in_bytes",
+     "memory.usage_in_bytes",
+     {"total_inactive_file", "total_active_file"}}};
 
 // The lines of the kernel's files "name value": that of `name`.
 std::optional<int64_t> ValueOf(const std::string& path, std::string_view name) {
@@ -97,7 +101,10 @@ int64_t LeftByGroups(const std::string& root, const Hierarchy& hierarchy) {
     const std::optional<int64_t> limit = NumberIn(folder + "/" + hierarchy.limit);
     const std::optional<int64_t> used = NumberIn(folder + "/" + hierarchy.used);
     if (!limit || !used) continue;
-    const int64_t cached = ValueOf(folder + "/memory.stat", hierarchy.cached).value_or(0);
+    int64_t cached = 0;
+    for (const char* line : hierarchy.cached) {
+      cached += ValueOf(folder + "/memory.stat", line).value_or(0);
+    }
     left = std::min(left, std::max<int64_t>(0, *limit - *used + std::min(cached, *used)));
   }
   return left;

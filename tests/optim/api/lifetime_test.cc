@@ -215,7 +215,6 @@ TEST(Lifetime, CloseInTheMiddleOfAWindow) {
   });
 }
 
-// A model without anything to update: its steps do nothing.
 // Who closes at stage 3 and keeps the engine leaves nobody waiting for its part of a gather.
 TEST(Lifetime, CloseInTheMiddleOfAWindowEndsPeersAcquires) {
   std::latch told(1);
@@ -242,6 +241,7 @@ TEST(Lifetime, CloseInTheMiddleOfAWindowEndsPeersAcquires) {
   });
 }
 
+// A model without anything to update: its steps do nothing.
 TEST(Lifetime, ModelsWithoutWork) {
   RunStages({1, 2, 3}, [](EngineOptions options, int, Communicator ranks) {
     options.clip_grad_norm = 1.0;

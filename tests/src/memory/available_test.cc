@@ -55,7 +55,7 @@ TEST(Available, WithoutGroupsIsTheNodes) {
 
 TEST(Available, IsWhatTheGroupsLimitLeavesWithItsCachedFiles) {
   const std::string job = "/sys/fs/cgroup/job";
-  EXPECT_EQ(Available(V2("/job", {Group(job, "100000", "40000")})), 100000 - 40000 + 500);
+  EXPECT_EQ(Available(V2("/job", {Group(job, "100000", "40000")})), 100000 - 40000 + 900);
   EXPECT_EQ(Available(V2("/job", {Group(job, "max", "40000")})), kNode);
   EXPECT_EQ(Available(V2("/job", {Group(job, "99999999999", "40000")})), kNode);
   // No more than the group uses is cached by it; nothing is left of a limit that was lowered.
@@ -71,11 +71,11 @@ TEST(Available, IsTheLeastOfAllGroupsAbove) {
                                             Group(top + "/slice/job", job, "6000"),
                                             Group(top + "/slice/job/step", step, "5000")}));
   };
-  EXPECT_EQ(least("50000", "max", "90000"), 50000 - 10000 + 500);
-  EXPECT_EQ(least("50000", "40000", "max"), 40000 - 6000 + 500);
-  EXPECT_EQ(least("max", "40000", "30000"), 30000 - 5000 + 500);
+  EXPECT_EQ(least("50000", "max", "90000"), 50000 - 10000 + 900);
+  EXPECT_EQ(least("50000", "40000", "max"), 40000 - 6000 + 900);
+  EXPECT_EQ(least("max", "40000", "30000"), 30000 - 5000 + 900);
   // A container's root is its own group, with a limit of its own.
-  EXPECT_EQ(Available(V2("/", {Group(top, "50000", "20000")})), 50000 - 20000 + 500);
+  EXPECT_EQ(Available(V2("/", {Group(top, "50000", "20000")})), 50000 - 20000 + 900);
 }
 
 // Without a namespace of its own a container sees its group mounted, under the node's path.
@@ -85,7 +85,7 @@ TEST(Available, FindsAGroupThatIsMountedItself) {
   files["/proc/self/mountinfo"] =
       "30 23 0:26 / /sys rw - sysfs sysfs rw\n"
       "31 30 0:27 /docker/a1 /sys/fs/cgroup ro - cgroup2 cgroup2 rw\n";
-  EXPECT_EQ(Available(files), 70000 - 20000 + 500);
+  EXPECT_EQ(Available(files), 70000 - 20000 + 900);
 }
 
 TEST(Available, ReadsVersionOneBesideTwo) {
@@ -98,10 +98,10 @@ TEST(Available, ReadsVersionOneBesideTwo) {
        "42 30 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"},
       {job + "/memory.limit_in_bytes", "80000\n"},
       {job + "/memory.usage_in_bytes", "30000\n"},
-      {job + "/memory.stat", "inactive_file 1\ntotal_inactive_file 700\n"},
+      {job + "/memory.stat", "inactive_file 1\ntotal_inactive_file 700\ntotal_active_file 50\n"},
       {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
       {"/sys/fs/cgroup/memory/memory.usage_in_bytes", "30000\n"}};
-  EXPECT_EQ(Available(files), 80000 - 30000 + 700);
+  EXPECT_EQ(Available(files), 80000 - 30000 + 750);
 }
 
 TEST(Available, OfThisProcessIsSomething) {
