@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <set>
 
 namespace zerohold::staging {
@@ -21,13 +20,23 @@ struct FreeMask {
 };
 using Mask = std::unique_ptr<bitmask, FreeMask>;
 
+std::vector<int> ReadNodesOfCores() {
+  std::vector<int> nodes;
+  for (int core = 0; core < numa_num_possible_cpus(); ++core) {
+    nodes.push_back(numa_node_of_cpu(core));
+  }
+  return nodes;
+}
+
 // Of the cores that this process may run on.
 std::set<int> NearNodes() {
+  // Asked once, by one thread: libnuma keeps what it has read, and takes no lock.
+  static const std::vector<int> nodes = ReadNodesOfCores();
   std::set<int> near;
   bitmask* const cores = numa_allocate_cpumask();
   if (numa_sched_getaffinity(0, cores) >= 0) {
-    for (unsigned core = 0; core < cores->size; ++core) {
-      if (numa_bitmask_isbitset(cores, core)) near.insert(numa_node_of_cpu(static_cast<int>(core)));
+    for (size_t core = 0; core < nodes.size(); ++core) {
+      if (numa_bitmask_isbitset(cores, static_cast<unsigned>(core))) near.insert(nodes[core]);
     }
   }
   numa_free_cpumask(cores);
@@ -52,8 +61,6 @@ NumaPolicy ChooseNodes(std::span<const NumaNode> nodes, int64_t bytes) {
 }
 
 std::vector<NumaNode> NodesOfThisProcess() {
-  static std::mutex mutex;  // libnuma keeps what it has read, and takes no lock
-  const std::lock_guard lock(mutex);
   std::vector<NumaNode> nodes;
   if (numa_available() < 0) return nodes;
   const std::set<int> near = NearNodes();
