@@ -400,7 +400,8 @@ void TrainUntil(End end, const EngineOptions& options, int rank, const Communica
   Trainer trainer(options, ranks, TensorsInUnits({5000, 300}), Constant(1));
   for (int step = 0; step < 3; ++step) trainer.Step(Gradients({{0.5f}, {0.25f}}));
   EXPECT_TRUE(trainer.engine().BeginMicroBatch().ok());
-  trainer.Backward(1, Gradients({{0.5f}, {0.25f}}));
+  // The peer may have gone already.
+  trainer.TryBackward(1, Gradients({{0.5f}, {0.25f}})).IgnoreError();
   EXPECT_TRUE(fs::is_empty(options.offload.nvme_paths[0])) << "no file has a name meanwhile";
   if (end == End::kReturn) return;
   if (end == End::kTerm) kill(getpid(), SIGTERM);
