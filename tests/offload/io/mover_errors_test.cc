@@ -157,8 +157,13 @@ TEST(MoverErrors, WhatCannotBeCancelledIsGivenUpBeforeItIsTold) {
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("nor could it be cancelled: the disk may still carry it out"));
   EXPECT_TRUE(kept->given_up());
-  // It comes after all: nothing is left behind.
+  // It comes after all, and has been seen when the one behind it is answered: nothing is left
+  // behind.
   script.Complete(script.Submitted(1)[0], kBlock);
+  Answer behind;
+  mover->Move(behind.To({.memory = memory.block(0), .bytes = kBlock}));
+  script.Complete(script.Submitted(2)[1], kBlock);
+  EXPECT_TRUE(behind.Get().ok());
   mover.reset();
   EXPECT_EQ(kept.use_count(), 1);
 }
