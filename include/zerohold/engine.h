@@ -153,9 +153,9 @@ class ZH_EXPORT Engine {
 
   // Changes where states, shards of parameters and reduced gradients rest: folders, budgets and
   // window become what `offload` says, and all goes there, which takes both places meanwhile.
-  // Staging grows if it must; it never shrinks before Close. No bit changes. Collective, blocking,
-  // between steps. Errors, after which nothing has changed, the same on all ranks: those of Create
-  // about offload (NotFound for a folder that is not there), and AddUnits's FailedPrecondition.
+  // Staging never shrinks. No bit changes. Collective, blocking, between steps. Errors, the same on
+  // all ranks: those of Create about offload, and AddUnits's FailedPrecondition; then nothing has
+  // changed. Unavailable, of a disk that does not answer, may leave the engine failed for good.
   Status Move(const OffloadOptions& offload);
 
   // Later features; each answers Unimplemented naming itself.
