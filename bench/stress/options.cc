@@ -119,6 +119,23 @@ Status Check(const StressOptions& o) {
     return Bad("--parameters none throws away what the masters of ", o.dtype, " with ", o.master,
                " need: give --dtype bf16 or fp16 with --master fp32");
   }
+  const struct {
+    const char* flag;
+    int64_t value;
+    int64_t least;
+    int64_t most;
+  } counts[] = {{"--zero-stage", o.zero_stage, -1, 3},
+                {"--window", o.window, 0, 4096},
+                {"--bucket", o.bucket_elems, 1, int64_t{1} << 40},
+                {"--record", o.record_elems, 1, int64_t{1} << 40}};
+  for (const auto& [flag, value, least, most] : counts) {
+    if (value >= least && value <= most) continue;
+    return Bad(flag, " is ", value, ": give ", least, " to ", most);
+  }
+  if (!(o.communication_timeout_s > 0 && o.communication_timeout_s <= 1e9)) {
+    return Bad("--communication-timeout is ", o.communication_timeout_s,
+               ": give more than 0 and at most 10^9 seconds");
+  }
   if (!std::isfinite(o.forward_s) || o.forward_s < 0 || o.forward_s > 3600) {
     return Bad("--forward is ", o.forward_s, ": give 0 to 3600 seconds");
   }
@@ -197,6 +214,8 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
   app.add_option("--forward", o.forward_s,
                  "Seconds of a forward pass behind each step, in which nothing is computed; the "
                  "step's time is what both take beyond it");
+  app.add_option("--communication-timeout", o.communication_timeout_s,
+                 "Seconds after which a wait for another rank is given up; of a disk, half of it");
   app.add_flag("--verify", o.verify, "Compare every state, at the end, with a recomputed one");
   app.add_flag("--json", o.json, "Lines for programs, the last one with \"final\":true");
   app.add_option("--trace", o.trace, "Write a Chrome trace of rank r to FILE, r > 0 to FILE.r");
@@ -234,9 +253,9 @@ EngineOptions StressOptions::Engine(int rank) const {
   options.bucket_elems = bucket_elems;
   options.record_elems = record_elems;
   options.offload.nvme_paths = nvme_paths;
-  if (tier == "host") options.offload.host_budget_bytes = OffloadOptions::kAllBytes;
-  if (gradients == "nvme") options.offload.host_gradients_bytes = 0;
-  if (parameters != "host") options.offload.host_parameters_bytes = 0;
+  if (tier == "host") options.offload.host.states = Budget::All();
+  if (gradients == "nvme") options.offload.host.gradients = 0;
+  if (parameters != "host") options.offload.host.parameters = 0;
   options.offload.drop_parameters = parameters == "none";
   options.offload.window = window;
   options.offload.faults = faults;
@@ -244,6 +263,7 @@ EngineOptions StressOptions::Engine(int rank) const {
   options.offload.write_rate = write_rate;
   options.offload.update_rate = update_rate;
   options.overlap_next_forward = overlap_next_forward;
+  options.communication_timeout_s = communication_timeout_s;
   if (!trace.empty()) options.trace_path = rank == 0 ? trace : absl::StrCat(trace, ".", rank);
   return options;
 }

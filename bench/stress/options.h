@@ -34,6 +34,7 @@ struct StressOptions {
   double link_rate = 0.0;  // of what a rank sends
   bool overlap_next_forward = false;
   double forward_s = 0.0;
+  double communication_timeout_s = EngineOptions{}.communication_timeout_s;
   bool verify = false;
   bool json = false;
   std::string trace;

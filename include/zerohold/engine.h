@@ -7,12 +7,12 @@
 //   Step()
 //
 // Threads: any thread may call, one call at a time; who comes meanwhile is refused
-// (FailedPrecondition). A forked child has none of the engine's memory, and every call there but a
-// look-up is FailedPrecondition. Collective calls are made by all ranks in the same order. A call
-// that fails with the caller's mistake has changed nothing. A call that fails because a peer did
-// (Aborted, DeadlineExceeded, Cancelled), a Step or an Acquire that fails because a disk did, and
-// one that this system gives no memory for, leave the engine failed for good: every later call
-// gives the same status.
+// (FailedPrecondition), but for look-ups, which wait for nothing. A forked child has none of the
+// engine's memory, and every call there but a look-up is FailedPrecondition. Collective calls are
+// made by all ranks in the same order. A call that fails with the caller's mistake has changed
+// nothing. A call that fails because a peer did (Aborted, DeadlineExceeded, Cancelled), a Step or
+// an Acquire that fails because a disk did, and one that this system gives no memory for, leave the
+// engine failed for good: every later call gives the same status.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +52,9 @@ class ZH_EXPORT Engine {
   // communicators[0] is of all ranks of the engine: over it options are compared, and a step's
   // norm, verdict and failures agreed. A parameter is sharded, reduced and compared over the one
   // that ParameterSpec::communicator names, [0] or some ranks of it. What other ranks list may
-  // differ (experts, pipeline stages); ranks that share several communicators list them, and the
-  // units and parameters, in a unit too, in the same order.
+  // differ (experts, pipeline stages), but not how many: SelfCommunicator() stands for one that a
+  // rank has no part in. Ranks that share several communicators list them, and the units and
+  // parameters, in a unit too, in the same order.
   static StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                   std::vector<Communicator> communicators,
                                                   std::vector<ParameterSpec> parameters,
@@ -74,9 +75,9 @@ class ZH_EXPORT Engine {
   // Opens a micro-batch and closes the one before. In the last one of a step (`last`), reductions
   // start under the backward pass as units report. A Step without a last one is the flush of a
   // partial window: the mean divides by the micro-batches really seen. Not collective by itself,
-  // but all ranks open the same number before a Step. `weight` counts for kWeightedMean. Errors:
-  // InvalidArgument for a weight that is not 1 without it, FailedPrecondition beyond
-  // max_micro_batches or behind a last one.
+  // but all ranks open the same number before a Step. `weight` counts for kWeightedMean, 2^-64 to
+  // 2^64; gradients are multiplied by it in fp32. Errors: InvalidArgument for a weight that is not
+  // 1 without it, FailedPrecondition beyond max_micro_batches or behind a last one.
   Status BeginMicroBatch(double weight = 1.0, bool last = true);
 
   // Between the two the unit's parameters are there. The first kBackward of a step (of each
@@ -84,12 +85,12 @@ class ZH_EXPORT Engine {
   // adds to them, never overwrites. Micro-batches sum in fp32.
   // After kWrite, Release adopts what the trainer wrote; ranks must have written the same, and the
   // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
-  // At stage 3 every rank acquires the same units in the same order.
+  // At stage 3 every rank acquires the same units in the same order, all for evaluation or none.
   // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
   // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one; ResourceExhausted
   // naming max_live_parameters_bytes or max_live_gradients_bytes, or what this system has not got;
-  // at stage 3 those of a disk. A Release that is
-  // forgotten is an error at stage 3 alone, in Step: elsewhere parameters stay where they are.
+  // at stage 3 those of a disk. A Release that is forgotten is an error at stage 3 alone, in Step:
+  // elsewhere parameters stay where they are.
   Status Acquire(UnitId unit, AcquireMode mode);
   Status Release(UnitId unit);
 
@@ -98,12 +99,13 @@ class ZH_EXPORT Engine {
   // it. A unit that no rank reports in a window keeps its parameters, its states and its own step
   // count; one that some ranks report counts as zero on the others.
   Status GradReady(UnitId unit);
-  // Instead of Acquire(kBackward) and GradReady: this rank has no gradients of the unit in this
-  // micro-batch. Whoever says nothing means the same, but is believed only at the next
-  // BeginMicroBatch or Step: reductions of the unit, and of those before it in the list, wait until
-  // then. At stage 3 others may wait for them in Acquire, in the time of a backward pass, so call
-  // it there for every unit that some rank may report, and where they report it: before the unit's
-  // Release, as GradReady is called. Blocks for a step alone that goes on (overlap_next_forward).
+  // Instead of GradReady: this rank has no gradients of the unit in this micro-batch. Whoever says
+  // nothing means the same, but is believed only at the next BeginMicroBatch or Step: reductions of
+  // the unit, and of those before it in the list, wait until then. At stage 3 others may wait for
+  // them in Acquire, so call it there for every unit that some rank may report, where they report
+  // it. This rank gives them its shard all the same:
+  //   Acquire(unit, kForward); GradAbsent(unit); Release(unit);    // where others are in backward
+  // Refused after a kBackward. Blocks for a step alone that goes on (overlap_next_forward).
   Status GradAbsent(UnitId unit);
 
   // Replaces a group's hyper-parameters from the next Step on; the same on all ranks, else that
@@ -136,8 +138,9 @@ class ZH_EXPORT Engine {
   Status Quiesce();
 
   // The trainer has written parameters outside kWrite: its copies become the masters. Units in
-  // frames (stage 3) have none outside an acquire. Blocking, not collective, between steps; the
-  // same on every rank, else the next Step refuses. Errors: FailedPrecondition inside a window.
+  // frames (stage 3) have none outside an acquire. With overlap_next_forward call Quiesce before
+  // writing. Blocking, not collective, between steps; the same on every rank, else the next Step
+  // refuses. Errors: FailedPrecondition inside a window.
   Status AdoptParameters();
 
   // Appends to the model: ids go on from the last, and `groups` are counted behind those there are.

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -81,6 +80,32 @@ struct LossScaleOptions {
 // How files are read and written. All give the same bytes.
 enum class IoEngine : uint8_t { kBest, kUring, kThreads };
 
+// How much of something may be somewhere, on this rank: bytes, and a fraction of all there is of
+// it. A number is bytes.
+struct Budget {
+  constexpr Budget(int64_t bytes = 0, double fraction = 0.0)  // NOLINT: as said
+      : bytes(bytes), fraction(fraction) {}
+  static constexpr Budget All() { return Fraction(1.0); }
+  static constexpr Budget Fraction(double fraction) { return {0, fraction}; }
+  friend bool operator==(const Budget&, const Budget&) = default;
+
+  // Of `all_bytes`, at most all of them.
+  constexpr int64_t Of(int64_t all_bytes) const {
+    const auto part = static_cast<int64_t>(fraction * static_cast<double>(all_bytes));
+    return bytes >= all_bytes - part ? all_bytes : bytes + part;
+  }
+
+  int64_t bytes;    // >= 0
+  double fraction;  // 0 to 1
+};
+
+// What one tier may hold, each by itself.
+struct TierBudgets {
+  Budget states;      // of the optimizer, with the masters
+  Budget parameters;  // this rank's shards (stage 3; what is not frozen, in units in frames)
+  Budget gradients;   // its reduced ones (stages 2 and 3, without running sums, which stay)
+};
+
 // Where states, shards of parameters and reduced gradients rest: in host memory, or in files on
 // local disks, from where a step brings them record by record into pinned staging and back.
 struct OffloadOptions {
@@ -89,23 +114,21 @@ struct OffloadOptions {
   // 0.2 s a disk where there are several. Folders of one file system count as one disk and share
   // its rate alike. The result never depends on it, but the room that a folder needs does. Files
   // have no name: nothing is left behind, and two jobs may share a folder. May differ over ranks,
-  // but all ranks give some, or none. None: everything is in host memory.
+  // but all ranks give some, or none. None: everything is in host memory, and the rest of this
+  // means nothing, budgets of parameters and gradients refused.
   std::vector<std::string> nvme_paths;
-  // Bytes of optimizer states that this rank keeps in host memory when there are nvme_paths; the
-  // first records of the model. >= 0. It, window, io_engine, faults, read_rate and write_rate mean
-  // nothing without nvme_paths.
-  int64_t host_budget_bytes = 0;
-  // The same of its shards of parameters (stage 3; what is not frozen, in units that come in
-  // frames) and of reduced gradients (stages 2 and 3; running sums stay in memory): the first units
-  // of the model, what is of one dtype and communicator in a unit always whole. Parameters on disk
-  // are read again for each gather, gradients written and read once a step. >= 0
-  int64_t host_parameters_bytes = kAllBytes;
-  int64_t host_gradients_bytes = kAllBytes;
-  static constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();
-  // For benches of storage alone: parameters beyond host_parameters_bytes are thrown away instead
-  // of written, and units can be acquired for kBackward and kWrite alone, where their values mean
-  // nothing. 16-bit types with an fp32 master. Set at Create, not by Move, and
-  // host_parameters_bytes with it.
+  // Host memory takes the first records' states, and of parameters and gradients the first units',
+  // what is of one dtype and communicator in a unit always whole. Parameters on disk are read again
+  // for each gather, gradients written and read once a step. All: none ever goes to disk, nor may
+  // those of units that come later.
+  TierBudgets host = {0, Budget::All(), Budget::All()};
+  // The most that the folders take together, for headers and padding not counted. Where the two
+  // tiers do not hold all, Create answers ResourceExhausted.
+  TierBudgets nvme = {Budget::All(), Budget::All(), Budget::All()};
+  // For benches of storage alone: parameters beyond host.parameters are thrown away instead of
+  // written, and units can be acquired for kBackward and kWrite alone, where their values mean
+  // nothing. 16-bit types with an fp32 master. Set at Create, not by Move, and host.parameters with
+  // it.
   bool drop_parameters = false;
   // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
   // record_elems elements of all states, of gradients and parameters too where those may rest on
@@ -162,6 +185,11 @@ struct EngineOptions {
   // to acquire what comes next, until communication_timeout_s ends both.
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
+  // The most memory of the device (on a CPU the host's) that parameters and gradients may take
+  // where the trainer sees them: those that stay, and the frames of those that come and go; a
+  // fraction is of what all would take if they stayed. Where it is not all, frames of which nothing
+  // is said above take what it leaves, up to all units. Less than the least is ResourceExhausted.
+  Budget device_budget = Budget::All();
   // Stage 3: units of fewer elements stay gathered.
   int64_t persistence_threshold_elems = 0;
 

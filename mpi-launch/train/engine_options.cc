@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "mpi-launch/train/options.h"
+#include "mpi-launch/train/sizes.h"
 
 namespace zerohold::train {
 namespace {
@@ -52,9 +53,9 @@ LossScaleOptions Options::LossScale() const {
 OffloadOptions Options::Offload() const {
   OffloadOptions disks;
   disks.nvme_paths = nvme_paths;
-  disks.host_budget_bytes = offload == "nvme" ? host_budget_bytes : OffloadOptions::kAllBytes;
-  if (params_offload == "nvme") disks.host_parameters_bytes = 0;
-  if (gradients_offload == "nvme") disks.host_gradients_bytes = 0;
+  disks.host.states = offload == "nvme" ? ParseBudget(host_budget).value() : Budget::All();
+  if (params_offload == "nvme") disks.host.parameters = 0;
+  if (gradients_offload == "nvme") disks.host.gradients = 0;
   disks.window = static_cast<int>(std::min<int64_t>(window, std::numeric_limits<int>::max()));
   disks.require_pinned = require_pinned;
   disks.io_engine = Meaning<IoEngine>(kIoEngines, io_engine);
@@ -74,6 +75,7 @@ EngineOptions Options::Engine(int rank) const {
   options.reproducible = reproducible;
   options.max_live_parameters_bytes = max_live_parameters_bytes;
   options.max_live_gradients_bytes = max_live_gradients_bytes;
+  options.device_budget = ParseBudget(device_budget).value();
   options.persistence_threshold_elems = persistence_threshold_elems;
   options.overlap_next_forward = overlap_next_forward;
   options.clip_grad_norm = clip;
@@ -81,6 +83,7 @@ EngineOptions Options::Engine(int rank) const {
   options.update_threads = update_threads;
   options.instruction_set = Meaning<InstructionSet>(kInstructionSets, instruction_set);
   options.offload = Offload();
+  options.communication_timeout_s = communication_timeout_s;
   options.trace_path = TracePath(rank);
   return options;
 }

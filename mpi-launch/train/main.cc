@@ -63,7 +63,8 @@ std::string WhatIsOnDisk(const Options& options, const MemoryStats& memory) {
   for (const auto& [kind, bytes] : kinds) {
     if (bytes > 0) text += (text.empty() ? "" : ", ") + std::string(kind);
   }
-  if (text.empty()) return "nothing, all that may rest there fits into host memory";
+  if (text.empty())
+    return "nothing, all that may rest there fits into host memory or stays gathered";
   text += " in files in ";
   for (const std::string& path : options.nvme_paths) {
     text += (&path == options.nvme_paths.data() ? "" : ", ") + path;

@@ -59,6 +59,7 @@ struct Options {
   bool reproducible = false;
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
+  std::string device_budget = "100%";
   int64_t persistence_threshold_elems = 0;
   int64_t bucket_elems = EngineOptions{}.bucket_elems;
   int update_threads = 0;
@@ -68,11 +69,12 @@ struct Options {
   std::string params_offload = "host";
   std::string gradients_offload = "host";
   std::vector<std::string> nvme_paths;
-  int64_t host_budget_bytes = 0;
+  std::string host_budget = "0";
   int64_t window = 0;
   std::string io_engine = "best";
   bool require_pinned = false;
   std::string offload_faults;
+  double communication_timeout_s = EngineOptions{}.communication_timeout_s;
   std::string log;
   std::string trace;
 

@@ -33,4 +33,19 @@ StatusOr<int64_t> ParseSize(const std::string& text) {
   return bytes < 0x1p63L ? StatusOr<int64_t>(static_cast<int64_t>(bytes)) : wrong;
 }
 
+StatusOr<Budget> ParseBudget(const std::string& text) {
+  if (!text.ends_with('%')) {
+    const StatusOr<int64_t> bytes = ParseSize(text);
+    if (!bytes.ok()) return bytes.status();
+    return Budget(*bytes);
+  }
+  double percent = -1;
+  const char* const end = text.data() + text.size() - 1;
+  const auto [rest, error] = std::from_chars(text.data(), end, percent, std::chars_format::fixed);
+  if (rest == end && error == std::errc() && percent >= 0 && percent <= 100) {
+    return Budget::Fraction(percent / 100);
+  }
+  return absl::InvalidArgumentError("\"" + text + "\" is no percentage: give 0% to 100%");
+}
+
 }  // namespace zerohold::train

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "zerohold/options.h"
 #include "zerohold/status.h"
 
 namespace zerohold::train {
@@ -12,5 +13,8 @@ namespace zerohold::train {
 // 1000), KiB, MiB, GiB, TiB (powers of 1024), all without the B too. Fractions of a byte are
 // dropped. Errors: InvalidArgument with the text and an example.
 StatusOr<int64_t> ParseSize(const std::string& text);
+
+// A size, or a percentage of all there is, as 25%. Errors: as above.
+StatusOr<Budget> ParseBudget(const std::string& text);
 
 }  // namespace zerohold::train

@@ -22,6 +22,7 @@
 #include "src/base/blocking_queue.h"
 #include "src/base/check.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads.h"
 #include "src/telemetry/trace.h"
 
 namespace zerohold::io {
@@ -318,7 +319,8 @@ absl::StatusOr<std::unique_ptr<Mover>> Mover::Create(std::unique_ptr<IoBackend> 
   for (const File& file : files) descriptors.push_back(file.descriptor);
   ZH_RETURN_IF_ERROR(backend->Open(descriptors, memory, settings.depth));
   auto impl = std::make_unique<Impl>(std::move(backend), std::move(files), settings);
-  impl->owner = std::thread([impl = impl.get()] { impl->Run(); });
+  ZH_RETURN_IF_ERROR(
+      base::StartThreads([&] { impl->owner = std::thread([impl = impl.get()] { impl->Run(); }); }));
   pthread_setname_np(impl->owner.native_handle(), "zh-io");
   return std::unique_ptr<Mover>(new Mover(std::move(impl)));
 }

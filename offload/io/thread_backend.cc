@@ -12,6 +12,7 @@
 #include "offload/io/backends.h"
 #include "offload/io/completion_queue.h"
 #include "src/base/check.h"
+#include "src/base/threads.h"
 
 namespace zerohold::io {
 namespace {
@@ -47,11 +48,12 @@ class ThreadBackend final : public IoBackend {
     }
     waiting_.reserve(depth);
     done_.Reserve(depth);
-    for (int i = 0; i < threads_; ++i) {
-      workers_.emplace_back([this] { Run(); });
-      pthread_setname_np(workers_.back().native_handle(), "zh-io-worker");
-    }
-    return absl::OkStatus();
+    return base::StartThreads([this] {
+      for (int i = 0; i < threads_; ++i) {
+        workers_.emplace_back([this] { Run(); });
+        pthread_setname_np(workers_.back().native_handle(), "zh-io-worker");
+      }
+    });
   }
 
   void Submit(std::span<const Transfer> transfers) override {

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 #include "optim/engine/engine_core.h"
@@ -54,15 +56,33 @@ class Engine::Impl {
                      ", forked from it; call the engine there, or create one here after the fork"));
   }
 
-  void RequireParameter(ParameterId id) const {
-    ZH_CHECK(id >= 0 && id < std::ssize(core->parameters()), id, std::ssize(core->parameters()));
+  // Look-ups come from any thread at any time, also while another core is put in place.
+  template <typename Body>
+  auto Look(Body body) const {
+    const std::shared_lock lock(in_place);
+    return body(*core);
   }
 
-  TensorView View(ParameterId id, std::byte* space) const {
-    const ParameterSpec& spec = core->parameters()[id];
-    const layout::Range range = core->layout().PlaceOf(id).range;
-    std::byte* const data = space == nullptr ? nullptr : space + range.begin * SizeOf(spec.dtype);
-    return {data, spec.dtype, shapes[id], range.size()};
+  using AddressOf = std::byte* (engine::ModelMemory::*)(int32_t space) const;
+  TensorView View(ParameterId id, AddressOf address_of) const {
+    return Look([&](const engine::EngineCore& core) -> TensorView {
+      ZH_CHECK(id >= 0 && id < std::ssize(core.parameters()), id, std::ssize(core.parameters()));
+      const ParameterSpec& spec = core.parameters()[id];
+      const auto [space, range] = core.layout().PlaceOf(id);
+      std::byte* const begin = (core.memory().*address_of)(space);
+      std::byte* const data = begin == nullptr ? nullptr : begin + range.begin * SizeOf(spec.dtype);
+      return {data, spec.dtype, shapes[id], range.size()};
+    });
+  }
+
+  template <typename Id>
+  StatusOr<Id> Find(const absl::flat_hash_map<std::string, Id>& ids, const char* what,
+                    std::string_view name) const {
+    const std::shared_lock lock(in_place);
+    const auto found = ids.find(std::string(name));
+    if (found != ids.end()) return found->second;
+    return absl::NotFoundError(absl::StrCat("no ", what, " is named \"", std::string(name),
+                                            "\"; Create and AddUnits were given others"));
   }
 
   Status CheckOpen() const {
@@ -94,7 +114,9 @@ class Engine::Impl {
   Status Extend(const engine::Addition& addition) {
     return Alone([&]() -> Status {
       ZH_RETURN_IF_ERROR(CheckOpen());
-      ZH_RETURN_IF_ERROR(engine::EngineCore::Extend(core, addition));
+      ZH_ASSIGN_OR_RETURN(auto successor, engine::EngineCore::Extend(*core, addition));
+      const std::lock_guard lock(in_place);
+      std::swap(core, successor);
       Register();
       return absl::OkStatus();
     });
@@ -140,10 +162,11 @@ class Engine::Impl {
   }
 
   std::unique_ptr<engine::EngineCore> core;
+  mutable std::shared_mutex in_place;  // the core and the next three
   absl::flat_hash_map<std::string, ParameterId> parameter_ids;
   absl::flat_hash_map<std::string, UnitId> unit_ids;
-  const pid_t pid = getpid();
   std::vector<std::vector<int64_t>> shapes;  // whose elements views show: they stay where they are
+  const pid_t pid = getpid();
   bool closed = false;
   std::atomic<bool> busy = false;
 };
@@ -169,29 +192,19 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
 }
 
 TensorView Engine::Parameter(ParameterId id) const {
-  impl_->RequireParameter(id);
-  const int32_t space = impl_->core->layout().PlaceOf(id).space;
-  return impl_->View(id, impl_->core->memory().ParameterAddress(space));
+  return impl_->View(id, &engine::ModelMemory::ParameterAddress);
 }
 
 TensorView Engine::Gradient(ParameterId id) const {
-  impl_->RequireParameter(id);
-  const int32_t space = impl_->core->layout().PlaceOf(id).space;
-  return impl_->View(id, impl_->core->memory().GradientAddress(space));
+  return impl_->View(id, &engine::ModelMemory::GradientAddress);
 }
 
 StatusOr<ParameterId> Engine::FindParameter(std::string_view name) const {
-  const auto found = impl_->parameter_ids.find(std::string(name));
-  if (found != impl_->parameter_ids.end()) return found->second;
-  return absl::NotFoundError(absl::StrCat("no parameter is named \"", std::string(name),
-                                          "\"; Create and AddUnits were given others"));
+  return impl_->Find(impl_->parameter_ids, "parameter", name);
 }
 
 StatusOr<UnitId> Engine::FindUnit(std::string_view name) const {
-  const auto found = impl_->unit_ids.find(std::string(name));
-  if (found != impl_->unit_ids.end()) return found->second;
-  return absl::NotFoundError(absl::StrCat("no unit is named \"", std::string(name),
-                                          "\"; Create and AddUnits were given others"));
+  return impl_->Find(impl_->unit_ids, "unit", name);
 }
 
 Status Engine::BeginMicroBatch(double weight, bool last) {
@@ -224,7 +237,9 @@ Status Engine::SetGroup(int group, const GroupOptions& options) {
   return impl_->Submit(call);
 }
 
-double Engine::LossScale() const { return impl_->core->loss_scale(); }
+double Engine::LossScale() const {
+  return impl_->Look([](const auto& core) { return core.loss_scale(); });
+}
 
 StatusOr<StepStats> Engine::Step() {
   Call call{.kind = Call::Kind::kStep};
@@ -234,7 +249,9 @@ StatusOr<StepStats> Engine::Step() {
 
 Status Engine::Read(ParameterId id, StateKind state, int64_t begin, std::span<float> out) {
   Call call{.kind = Call::Kind::kRead, .parameter = id, .state = state, .begin = begin, .out = out};
-  call.status = impl_->CheckAccess(id, state, begin, static_cast<int64_t>(out.size()));
+  call.status = impl_->Look([&](const auto&) {
+    return impl_->CheckAccess(id, state, begin, static_cast<int64_t>(out.size()));
+  });
   return impl_->Submit(call);
 }
 
@@ -245,7 +262,8 @@ Status Engine::Write(ParameterId id, StateKind state, int64_t begin,
             .state = state,
             .begin = begin,
             .values = values};
-  call.status = impl_->CheckValues(id, state, begin, values);
+  call.status =
+      impl_->Look([&](const auto&) { return impl_->CheckValues(id, state, begin, values); });
   return impl_->Submit(call);
 }
 
@@ -276,9 +294,15 @@ Status Engine::Move(const OffloadOptions& offload) {
   return impl_->Extend({.parameters = {}, .units = {}, .groups = {}, .offload = offload});
 }
 
-MemoryStats Engine::Memory() const { return impl_->core->MemoryInUse(); }
-int64_t Engine::TotalElements() const { return impl_->core->layout().total_elems(); }
-std::string Engine::DescribePlan() const { return impl_->core->DescribePlan(); }
+MemoryStats Engine::Memory() const {
+  return impl_->Look([](const auto& core) { return core.MemoryInUse(); });
+}
+int64_t Engine::TotalElements() const {
+  return impl_->Look([](const auto& core) { return core.layout().total_elems(); });
+}
+std::string Engine::DescribePlan() const {
+  return impl_->Look([](const auto& core) { return core.DescribePlan(); });
+}
 
 Status Engine::Close() {
   return impl_->Alone([this] {

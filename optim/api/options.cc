@@ -30,6 +30,12 @@ bool AtLeastZeroInFloat(double value) { return value >= 0.0 && value <= FLT_MAX;
 bool BelowOne(double value) { return value >= 0.0 && value < 1.0; }
 bool NormalInFloat(double value) { return value >= FLT_MIN && value <= FLT_MAX; }
 
+Status CheckBudget(const Budget& budget) {
+  if (budget.bytes < 0) return Bad("bytes", budget.bytes, "0 or more");
+  if (budget.fraction >= 0.0 && budget.fraction <= 1.0) return absl::OkStatus();
+  return Bad("fraction", budget.fraction, "0 to 1");
+}
+
 Status CheckRule(UpdateRule rule) {
   if (kernels::FactsOf(rule) != nullptr) return absl::OkStatus();
   return Bad("rule", static_cast<int>(rule),
@@ -88,6 +94,7 @@ Status CheckMemory(const EngineOptions& options) {
     return Bad("max_live_gradients_bytes", options.max_live_gradients_bytes,
                "0 (room for the two largest units) or more");
   }
+  ZH_RETURN_IF_ERROR(Under("device_budget", CheckBudget(options.device_budget)));
   if (options.persistence_threshold_elems < 0) {
     return Bad("persistence_threshold_elems", options.persistence_threshold_elems,
                "0 (no unit) or more");
@@ -114,16 +121,22 @@ Status CheckPlaces(const EngineOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(field, " is set, but there are no nvme_paths for the rest; give some"));
   };
-  const bool parameters = offload.host_parameters_bytes != OffloadOptions::kAllBytes;
-  const bool gradients = offload.host_gradients_bytes != OffloadOptions::kAllBytes;
-  ZH_RETURN_IF_ERROR(check("offload.host_parameters_bytes", parameters, 3));
+  const bool parameters = offload.host.parameters != Budget::All();
+  const bool gradients = offload.host.gradients != Budget::All();
+  ZH_RETURN_IF_ERROR(check("offload.host.parameters", parameters, 3));
   ZH_RETURN_IF_ERROR(check("offload.drop_parameters", offload.drop_parameters, 3));
   if (offload.drop_parameters && !parameters) {
     return absl::InvalidArgumentError(
-        "offload.drop_parameters throws away what is beyond offload.host_parameters_bytes, which "
+        "offload.drop_parameters throws away what is beyond offload.host.parameters, which "
         "is all that there is; give less, or leave it false");
   }
-  return check("offload.host_gradients_bytes", gradients, 2);
+  ZH_RETURN_IF_ERROR(check("offload.host.gradients", gradients, 2));
+  const bool sums =
+      options.max_micro_batches > 1 || options.reduction == GradientReduction::kWeightedMean;
+  if (!gradients || !sums) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "offload.host.gradients is set, but running sums stay in memory; give max_micro_batches 1 "
+      "and no kWeightedMean, or leave it");
 }
 
 }  // namespace
@@ -188,12 +201,11 @@ Status OffloadOptions::Validate() const {
   for (const std::string& path : nvme_paths) {
     if (path.empty()) return Bad("nvme_paths", "an empty path", "folders on local disks");
   }
-  if (host_budget_bytes < 0) return Bad("host_budget_bytes", host_budget_bytes, "0 or more");
-  if (host_parameters_bytes < 0) {
-    return Bad("host_parameters_bytes", host_parameters_bytes, "0 or more");
-  }
-  if (host_gradients_bytes < 0) {
-    return Bad("host_gradients_bytes", host_gradients_bytes, "0 or more");
+  const std::pair<const char*, const TierBudgets&> tiers[] = {{"host.", host}, {"nvme.", nvme}};
+  for (const auto& [tier, budgets] : tiers) {
+    ZH_RETURN_IF_ERROR(Under(absl::StrCat(tier, "states"), CheckBudget(budgets.states)));
+    ZH_RETURN_IF_ERROR(Under(absl::StrCat(tier, "parameters"), CheckBudget(budgets.parameters)));
+    ZH_RETURN_IF_ERROR(Under(absl::StrCat(tier, "gradients"), CheckBudget(budgets.gradients)));
   }
   if (window < 0 || window > 4096) return Bad("window", window, "0 (by itself) to 4096");
   if (io_engine > IoEngine::kThreads) {

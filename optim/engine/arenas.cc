@@ -4,6 +4,8 @@
 // taken away); the lowest reserves its memory. So a rank killed at any moment leaves no memory.
 #include "optim/engine/arenas.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -180,9 +182,16 @@ absl::Status FillStaging(Arenas& arenas, int64_t bytes, memory::Ledger* ledger) 
   if (bytes == 0 || (arenas.staging != nullptr && arenas.staging->bytes() >= bytes)) {
     return absl::OkStatus();
   }
-  ZH_ASSIGN_OR_RETURN(memory::AddressArena staging,
-                      memory::AddressArena::Reserve(bytes, MemoryKind::kStaging, ledger));
-  ZH_RETURN_IF_ERROR(staging.AttachPrivate(0, bytes));
+  memory::AddressArena staging;
+  const auto make = [&]() -> absl::Status {
+    ZH_ASSIGN_OR_RETURN(staging,
+                        memory::AddressArena::Reserve(bytes, MemoryKind::kStaging, ledger));
+    return staging.AttachPrivate(0, bytes);
+  };
+  if (const absl::Status made = make(); !made.ok()) {
+    return absl::Status(made.code(), absl::StrCat("staging: ", made.message(),
+                                                  "; or less offload.window or record_elems"));
+  }
   arenas.staging = std::make_shared<const memory::AddressArena>(std::move(staging));
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "optim/engine/frame_sizes.h"
 #include "src/base/notice.h"
 #include "src/comm/communicator.h"
 #include "src/layout/layout.h"
@@ -31,13 +32,6 @@ struct Arenas {
   std::shared_ptr<memory::FramePool> parameter_frames;
   std::shared_ptr<memory::FramePool> gradient_frames;
   std::shared_ptr<const memory::AddressArena> staging;
-};
-
-// Of the pools, bytes.
-struct FrameSizes {
-  int64_t parameters = 0;
-  int64_t gradients = 0;
-  int64_t staging = 0;
 };
 
 // Who counts memory, and who is told of it.

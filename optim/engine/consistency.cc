@@ -118,11 +118,9 @@ std::string DescribeGroup(size_t index, const GroupOptions& group) {
 
 // Folders, budgets and windows are each rank's own, but not whether there are some.
 std::string DescribeOffload(const OffloadOptions& offload) {
-  const auto budget = [](int64_t bytes) {
-    return bytes == OffloadOptions::kAllBytes ? "all" : "some";
-  };
+  const auto budget = [](const Budget& budget) { return budget == Budget::All() ? "all" : "some"; };
   return absl::StrCat("offload.nvme_paths: ", offload.nvme_paths.empty() ? "none" : "some",
-                      "\noffload.host_parameters_bytes: ", budget(offload.host_parameters_bytes),
+                      "\noffload.host.parameters: ", budget(offload.host.parameters),
                       "\noffload.drop_parameters: ", offload.drop_parameters, "\n");
 }
 
@@ -141,6 +139,8 @@ std::string DescribeOptions(const EngineOptions& options) {
   lines.Add("reproducible", options.reproducible);
   lines.Add("max_live_parameters_bytes", options.max_live_parameters_bytes);
   lines.Add("max_live_gradients_bytes", options.max_live_gradients_bytes);
+  lines.Add("device_budget.bytes", options.device_budget.bytes);
+  lines.AddReal("device_budget.fraction", options.device_budget.fraction);
   lines.Add("persistence_threshold_elems", options.persistence_threshold_elems);
   lines.Add("groups", std::ssize(options.groups));
   std::string text = lines.text();
@@ -154,8 +154,11 @@ absl::Status AgreeOnTexts(std::span<const std::shared_ptr<comm::Communicator>> c
                           std::string_view what, const std::function<std::string(int)>& text_of) {
   absl::Status first;
   for (int i = 0; i < static_cast<int>(communicators.size()); ++i) {
-    const absl::Status same = comm::AgreeOnText(*communicators[i], what, text_of(i));
-    if (!same.ok() && !absl::IsFailedPrecondition(same)) return same;
+    const std::string of = i == 0 ? "" : absl::StrCat(" of communicators[", i, "]");
+    const absl::Status same =
+        comm::AgreeOnText(*communicators[i], absl::StrCat(what, of), text_of(i));
+    const bool known_to_all = i == 0 || !absl::IsFailedPrecondition(same);
+    if (!same.ok() && known_to_all) return same;
     first.Update(same);
   }
   return comm::Agree(*communicators[0], first);

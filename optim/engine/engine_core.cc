@@ -95,7 +95,7 @@ EngineCore::~EngineCore() {
 // The communicators outlive what they were lent.
 void EngineCore::LetGo() {
   const std::shared_ptr<const Hold> hold = std::exchange(input_.hold, nullptr);
-  if (!in_charge_ || hold == nullptr) return;
+  if (hold == nullptr || hold.use_count() > 1) return;  // another core has them
   for (const auto& communicator : input_.communicators) {
     communicator->SetScratch({});
     comm::CommunicatorSettings settings = communicator->settings();
@@ -277,7 +277,7 @@ void EngineCore::HandleCall(Call& call) {
       access_due_ = true;
       return;
     case Call::Kind::kExtend:
-      call.status = CheckExtend();
+      call.status = CheckExtend(*call.addition);
       access_call_ = &call;
       access_due_ = true;
       return;

@@ -72,9 +72,11 @@ class EngineCore : private StepActions {
   };
   // Collective, blocking; the verdict is the same on all ranks.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(Input input);
-  // Puts in the place of `core` one that has the addition besides. Collective, blocking, between
-  // steps; the verdict is the same on all ranks. On an error `core` is as it was.
-  static absl::Status Extend(std::unique_ptr<EngineCore>& core, const Addition& addition);
+  // One that has the addition besides, to be put in the place of `core`, which takes calls no more.
+  // Collective, blocking, between steps; the verdict is the same on all ranks. On an error `core`
+  // is as it was.
+  static absl::StatusOr<std::unique_ptr<EngineCore>> Extend(EngineCore& core,
+                                                            const Addition& addition);
   ~EngineCore() override;
 
   // Sends the call to the engine thread and waits for its answer, which may name memory to be
@@ -142,13 +144,14 @@ class EngineCore : private StepActions {
   absl::Status PrepareGathers();
   absl::Status CreateRecords(const EngineCore* before);
   std::span<std::byte> Staging(int64_t begin, int64_t bytes) const;
-  absl::Status CheckFrames() const;
+  absl::Status CheckBudgets() const;
   std::vector<memory::FaultMap::Entry> FaultEntries() const;
-  void Start();
+  absl::Status StartThreads(int update_threads);
+  void TakeCharge();
   std::vector<bool> FreshEachMicroBatch() const;
 
   // engine_extend.cc
-  absl::Status CheckExtend() const;
+  absl::Status CheckExtend(const Addition& addition) const;
   static void RunExtend(void* self, int64_t);
   absl::Status BuildSuccessor(const Call& call);
   void Inherit(const EngineCore& before);
@@ -181,7 +184,10 @@ class EngineCore : private StepActions {
   absl::Status CheckKept(const Call& call) const;
   absl::Status AcquireParameters(UnitId unit, AcquireMode mode);
   absl::Status AcquireGradients(std::span<const UnitId> begins);
+  void ReturnGradients(std::span<const UnitId> units);
   bool MakeGradientRoom(UnitId unit);
+  bool MayCountAsAbsent(UnitId unit) const;
+  bool RoomMayCome(UnitId unit);
   void AnswerAcquireIfReady();
   void Release(Call& call);
   void ReleaseParameters(UnitId unit, bool written);
@@ -355,7 +361,7 @@ class EngineCore : private StepActions {
   std::thread thread_;
 
   std::unique_ptr<EngineCore> successor_;  // from the end of BuildSuccessor to the end of Extend
-  bool in_charge_;  // communicators and trace are this core's to use and to end
+  bool in_charge_ = false;  // communicators and trace are this core's to use and to end
 };
 
 }  // namespace zerohold::engine

@@ -8,6 +8,7 @@
 #include "offload/staging/pin.h"
 #include "optim/engine/engine_core.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads.h"
 #include "src/device/cpu/cpu_device.h"
 #include "src/memory/segment.h"
 
@@ -54,7 +55,8 @@ absl::Status CompareOverRanks(const EngineCore::Input& input) {
     std::string text = layout::Describe(input.parameters, input.units, i);
     if (i > 0) return text;
     return absl::StrCat(DescribeOptions(input.options),
-                        "communicators: ", input.communicators.size(), "\n", text);
+                        "communicators (SelfCommunicator() for one without a part in it): ",
+                        input.communicators.size(), "\n", text);
   });
 }
 
@@ -161,6 +163,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, status));
   // 2. The same input everywhere.
   ZH_RETURN_IF_ERROR(CompareOverRanks(input));
+  input.options.offload = InBytes(input.options, *layout);
   // 3. Memory and threads.
   std::unique_ptr<EngineCore> core(
       new EngineCore(std::move(input), std::move(layout).value(), nullptr));
@@ -170,7 +173,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(Input input) {
         "MPI gives less than MPI_THREAD_MULTIPLE, so collectives run inside the engine's calls and "
         "do not overlap with compute; call MPI_Init_thread with MPI_THREAD_MULTIPLE");
   }
-  core->Start();
+  core->TakeCharge();
   return core;
 }
 
@@ -201,8 +204,8 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
       window_(input_.units, FreshEachMicroBatch()),
-      residency_(layout_, input_.units, memory_plan_.parameter_frame_bytes),
-      gradient_frames_(layout_, memory_plan_.gradient_frame_bytes),
+      residency_(layout_, input_.units, memory_plan_.frames.parameters),
+      gradient_frames_(layout_, memory_plan_.frames.gradients),
       coherence_(layout_),
       step_(plan_, static_cast<int>(input_.units.size()),
             {.window = memory_plan_.placement.record_slots.slots,
@@ -219,8 +222,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       reductions_issued_(input_.units.size(), 0),
       reductions_in_flight_(input_.units.size(), 0),
       accumulated_(input_.units.size(), 0),
-      weights_(input_.communicators.size()),
-      in_charge_(before == nullptr) {
+      weights_(input_.communicators.size()) {
   for (const Operation& operation : plan_.operations) {
     if (operation.verb == Verb::kReduceScatter) ++reductions_of_unit_[operation.unit];
     if (operation.verb == Verb::kFetch) between_updates_ = after_updates_ = Stall::kDisk;
@@ -264,7 +266,7 @@ std::vector<bool> EngineCore::FreshEachMicroBatch() const {
 }
 
 absl::Status EngineCore::Allocate(const EngineCore* before) {
-  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CheckFrames()));
+  ZH_RETURN_IF_ERROR(comm::Agree(communicator_, CheckBudgets()));
   ZH_ASSIGN_OR_RETURN(memory_,
                       ModelMemory::Create(communicator_, layout_, memory_plan_,
                                           before == nullptr ? nullptr : before->memory_.get(),
@@ -284,9 +286,7 @@ absl::Status EngineCore::Allocate(const EngineCore* before) {
   if (before == nullptr) {
     ZH_ASSIGN_OR_RETURN(threads, UpdateThreads(communicator_, input_.options.update_threads));
   }
-  update_site_ = std::make_unique<UpdateSite>(UpdateSite::Model{layout_, *memory_, *records_},
-                                              input_.options, threads);
-  return absl::OkStatus();
+  return comm::Agree(communicator_, StartThreads(threads));
 }
 
 // Gathers run in one order on all ranks that share them. So a unit is in frames on all of these
@@ -368,8 +368,10 @@ absl::Status EngineCore::CreateRecords(const EngineCore* before) {
   device_ = device::CreateCpuDevice();
   if (copies.slots > 0) {
     const std::span<std::byte> its = Staging(begin + gradients.bytes(), copies.bytes());
-    copy_reader_ = std::make_unique<CopyReader>(
-        CopyReader::Input{layout_, placement, *records_, its, *device_});
+    return base::StartThreads([&] {
+      copy_reader_ = std::make_unique<CopyReader>(
+          CopyReader::Input{layout_, placement, *records_, its, *device_});
+    });
   }
   return absl::OkStatus();
 }
@@ -411,22 +413,9 @@ std::vector<memory::FaultMap::Entry> EngineCore::FaultEntries() const {
   return entries;
 }
 
-absl::Status EngineCore::CheckFrames() const {
-  const FrameNeeds needs(layout_, input_.units);
-  const EngineOptions& options = input_.options;
-  // Of all units the one that needs most, so that what is told to give is enough.
-  const auto check = [&](const char* option, int64_t given, int64_t room,
-                         const std::vector<int64_t>& of_units) -> absl::Status {
-    const auto most = std::ranges::max_element(of_units);
-    if (most == of_units.end() || *most <= room) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        option, " is ", given, ", but unit ", input_.units[most - of_units.begin()].name, " needs ",
-        *most, " bytes, with units that it uses, in frames of 2 MiB; give at least that, or 0"));
-  };
-  ZH_RETURN_IF_ERROR(check("max_live_parameters_bytes", options.max_live_parameters_bytes,
-                           memory_plan_.parameter_frame_bytes, needs.parameters));
-  return check("max_live_gradients_bytes", options.max_live_gradients_bytes,
-               memory_plan_.gradient_frame_bytes, needs.gradients);
+absl::Status EngineCore::CheckBudgets() const {
+  ZH_RETURN_IF_ERROR(CheckFrames(input_.options, layout_, input_.units));
+  return CheckDiskBudgets(input_.options, layout_, memory_plan_.placement);
 }
 
 absl::Status EngineCore::AllocateScratch() {
@@ -441,22 +430,31 @@ absl::Status EngineCore::AllocateScratch() {
   return absl::OkStatus();
 }
 
-void EngineCore::Start() {
+// They wait for the first call.
+absl::Status EngineCore::StartThreads(int update_threads) {
+  return base::StartThreads([&] {
+    update_site_ = std::make_unique<UpdateSite>(UpdateSite::Model{layout_, *memory_, *records_},
+                                                input_.options, update_threads);
+    update_stream_ = device_->CreateStream("update");
+    const bool any_thread = AnyThread(input_);
+    executor_ = std::make_unique<comm::Executor>(any_thread);
+    gather_executor_ = executor_.get();
+    if (gather_communicators_ != input_.communicators && any_thread) {
+      own_gather_executor_ = std::make_unique<comm::Executor>(true);
+      gather_executor_ = own_gather_executor_.get();
+    }
+    thread_ = std::thread([this] { Loop(); });
+  });
+}
+
+void EngineCore::TakeCharge() {
+  in_charge_ = true;
   // All reductions run on one thread, one after the other.
   for (const auto& communicator : input_.communicators) {
     communicator->SetScratch(
         {static_cast<std::byte*>(scratch_.data()), static_cast<size_t>(scratch_.bytes())});
   }
-  const bool any_thread = AnyThread(input_);
   for (size_t unit = 0; unit < input_.units.size(); ++unit) Remember(static_cast<UnitId>(unit));
-  update_stream_ = device_->CreateStream("update");
-  executor_ = std::make_unique<comm::Executor>(any_thread);
-  gather_executor_ = executor_.get();
-  if (gather_communicators_ != input_.communicators && any_thread) {
-    own_gather_executor_ = std::make_unique<comm::Executor>(true);
-    gather_executor_ = own_gather_executor_.get();
-  }
-  thread_ = std::thread([this] { Loop(); });
 }
 
 std::string EngineCore::DescribePlan() const {

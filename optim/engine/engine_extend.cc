@@ -30,13 +30,13 @@ std::string Describe(const Addition& addition, int communicator) {
 absl::Status CheckMove(const OffloadOptions& before, const OffloadOptions& after) {
   const auto dropped = [](const OffloadOptions& offload) {
     const bool drops = offload.drop_parameters;
-    return std::tuple(drops, drops ? offload.host_parameters_bytes : 0,
+    return std::tuple(drops, drops ? offload.host.parameters.bytes : 0,
                       drops && offload.nvme_paths.empty());
   };
   if (dropped(before) == dropped(after)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "Move: drop_parameters stays what Create was given, and where it is true so do "
-      "host_parameters_bytes and that there are nvme_paths");
+      "host.parameters and that there are nvme_paths");
 }
 
 // Over all communicators, as when an engine is made.
@@ -49,36 +49,33 @@ absl::Status CompareOverRanks(const EngineCore::Input& input, const Addition& ad
 
 }  // namespace
 
-absl::Status EngineCore::Extend(std::unique_ptr<EngineCore>& core, const Addition& addition) {
+absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Extend(EngineCore& core,
+                                                               const Addition& addition) {
   Call call{.kind = Call::Kind::kExtend, .addition = &addition};
-  core->Submit(call);
-  if (!call.status.ok()) {
-    core->successor_.reset();
-    return call.status;
-  }
+  core.Submit(call);
+  std::unique_ptr<EngineCore> successor = std::move(core.successor_);
+  ZH_RETURN_IF_ERROR(call.status);
   // From here on nothing can fail, and nothing is in flight.
-  const std::unique_ptr<EngineCore> before = std::exchange(core, std::move(core->successor_));
-  before->in_charge_ = false;
-  before->Stop().IgnoreError();
-  core->Inherit(*before);
-  core->in_charge_ = true;
-  core->Start();
-  return absl::OkStatus();
+  core.in_charge_ = false;
+  core.Stop().IgnoreError();
+  successor->Inherit(core);
+  successor->TakeCharge();
+  return successor;
 }
 
-absl::Status EngineCore::CheckExtend() const {
+absl::Status EngineCore::CheckExtend(const Addition& addition) const {
   ZH_RETURN_IF_ERROR(storage_);  // a record that is lost is not forgotten
+  const char* const name = addition.offload ? "Move" : "AddUnits";
   if (window_.micro_batches() > 0) {
     return absl::FailedPreconditionError(
-        "AddUnits or Move: a micro-batch is open; call Step first");
+        absl::StrCat(name, ": a micro-batch is open; call Step first"));
   }
   const UnitId acquired = window_.FirstAcquired();
   if (acquired >= 0) {
-    return absl::FailedPreconditionError(absl::StrCat("AddUnits or Move: unit ",
-                                                      input_.units[acquired].name,
+    return absl::FailedPreconditionError(absl::StrCat(name, ": unit ", input_.units[acquired].name,
                                                       " is still acquired; Release it first"));
   }
-  return CheckCopies("AddUnits or Move");
+  return CheckCopies(name);
 }
 
 void EngineCore::RunExtend(void* self, int64_t) {
@@ -101,13 +98,14 @@ absl::Status EngineCore::BuildSuccessor(const Call& call) {
 
   absl::Status status = call.status;
   if (status.ok()) status = input.options.Validate();
-  if (status.ok() && addition.offload) {
-    status = CheckMove(input_.options.offload, *addition.offload);
-  }
   absl::StatusOr<layout::Layout> layout(absl::UnknownError("not planned"));
   if (status.ok()) {
     layout = Plan(input, std::move(generations));
     status = layout.status();
+  }
+  if (status.ok() && addition.offload) {
+    input.options.offload = InBytes(input.options, *layout);
+    status = CheckMove(input_.options.offload, input.options.offload);
   }
   ZH_RETURN_IF_ERROR(comm::Agree(communicator_, status));
   // What was there before is the same already, or the next Step says what is not.

@@ -44,9 +44,9 @@ absl::Status EngineCore::CheckStep() const {
   ZH_RETURN_IF_ERROR(CheckCopies("Step"));
   for (size_t i = 0; i < input_.units.size(); ++i) {
     if (residency_.Pinned(static_cast<UnitId>(i))) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("Step: unit ", input_.units[i].name,
-                       " is still acquired; its parameters will change, Release it"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Step: unit ", input_.units[window_.FirstHolding(static_cast<UnitId>(i))].name,
+          " is still acquired; its parameters will change, Release it"));
     }
   }
   return absl::OkStatus();

@@ -189,7 +189,7 @@ void EngineCore::FillHeld(int32_t space, const layout::Bucket& bucket, std::byte
 // The same on all ranks, whatever each has where.
 bool EngineCore::CopiesMayBeAway() const {
   const OffloadOptions& offload = input_.options.offload;
-  return !offload.nvme_paths.empty() && offload.host_parameters_bytes != OffloadOptions::kAllBytes;
+  return !offload.nvme_paths.empty() && offload.host.parameters != Budget::All();
 }
 
 // Every rank's weight of the micro-batch, so that each can multiply what it gets from the others.

@@ -16,8 +16,8 @@ namespace zerohold::engine {
 // Without a running sum there is one reduction, and the first micro-batch is the last.
 void EngineCore::BeginMicroBatch(Call& call) {
   absl::Status status = CheckWeight(call.weight);
-  if (status.ok()) status = window_.CheckBegin();
   if (status.ok()) status = CheckLimit();
+  if (status.ok()) status = window_.CheckBegin();
   if (!status.ok()) return Answer(call, std::move(status));
   if (window_.micro_batches() > 0) CloseMicroBatch();
   const bool single = input_.options.max_micro_batches == 1 && !memory_plan_.sums_in_place;
@@ -33,15 +33,16 @@ void EngineCore::BeginMicroBatch(Call& call) {
   Answer(call, absl::OkStatus());
 }
 
+// Within limits that leave their products and sums finite, and as exact as fp32 has them.
 absl::Status EngineCore::CheckWeight(double weight) const {
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   if (!weighted && weight != 1.0) {
     return absl::InvalidArgumentError(absl::StrCat("BeginMicroBatch: weight is ", weight,
                                                    "; give 1, or set reduction to kWeightedMean"));
   }
-  if (!(weight > 0.0 && std::isfinite(static_cast<float>(weight)))) {
+  if (!(weight >= 0x1p-64 && weight <= 0x1p64)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("BeginMicroBatch: weight is ", weight, "; give more than 0, finite in fp32"));
+        absl::StrCat("BeginMicroBatch: weight is ", weight, "; give 2^-64 to 2^64"));
   }
   return absl::OkStatus();
 }
@@ -53,7 +54,7 @@ absl::Status EngineCore::CheckLimit() const {
   }
   return absl::FailedPreconditionError(
       absl::StrCat("BeginMicroBatch: max_micro_batches is ", limit,
-                   " and the step has had them; call Step, or raise it"));
+                   " and the step has had them; call Step first, or raise it"));
 }
 
 void EngineCore::BeginRoundOf(bool last) {
@@ -67,12 +68,12 @@ void EngineCore::Acquire(Call& call) {
   gathers_.clear();
   absl::Status status = window_.CheckAcquire(call.unit, call.mode, &begins_);
   if (status.ok()) status = CheckKept(call);
-  if (status.ok()) status = AcquireParameters(call.unit, call.mode);
+  // First what ranks may be refused apart: room for parameters is the same on all, and who is
+  // refused has gathered nothing that others do not.
+  if (status.ok()) status = AcquireGradients(begins_);
   if (status.ok()) {
-    status = AcquireGradients(begins_);
-    if (!status.ok()) {
-      for (const UnitId unit : window_.Touched(call.unit)) residency_.Release(unit);
-    }
+    status = AcquireParameters(call.unit, call.mode);
+    if (!status.ok()) ReturnGradients(begins_);
   }
   IssueGathers();
   if (!status.ok()) return Answer(call, std::move(status));
@@ -117,17 +118,21 @@ absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
   for (size_t i = 0; i < begins.size(); ++i) {
     const layout::UnitPlace& place = layout_.units()[begins[i]];
     if (!place.gradients_framed || MakeGradientRoom(begins[i])) continue;
-    for (const UnitId other : begins.first(i)) {
-      if (gradient_frames_.ExtentOf(other)) gradient_frames_.Issued(other, 0);
-    }
+    ReturnGradients(begins.first(i));
     return absl::ResourceExhaustedError(absl::StrCat(
         "Acquire(kBackward): gradients of unit ", input_.units[begins[i]].name, " need ",
         place.gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
-        memory_plan_.gradient_frame_bytes,
-        " and units that have not reported hold theirs; call GradReady for them, or raise the "
-        "option"));
+        memory_plan_.frames.gradients,
+        ", and what holds the rest has not reported or is reduced after it; call GradReady in the "
+        "reverse order of the list of units, or raise the option"));
   }
   return absl::OkStatus();
+}
+
+void EngineCore::ReturnGradients(std::span<const UnitId> units) {
+  for (const UnitId unit : units) {
+    if (gradient_frames_.ExtentOf(unit)) gradient_frames_.Issued(unit, 0);
+  }
 }
 
 // Units that are reduced before those that wait, and that nobody has acquired, count as absent when
@@ -135,20 +140,32 @@ absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
 // a unit that uses its parameters, or it is being acquired now.
 bool EngineCore::MakeGradientRoom(UnitId unit) {
   if (gradient_frames_.Allocate(unit)) return true;
-  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
-    if (other == unit || !RoundOpen() || !window_.Idle(other)) continue;
-    if (!layout_.units()[other].gradients_framed || gradient_frames_.ExtentOf(other)) continue;
-    // Only what stands before a reported unit in the order of reductions.
-    bool blocks = false;
-    for (UnitId later = 0; later < other; ++later)
-      blocks |= gradient_frames_.ExtentOf(later).has_value();
-    if (!blocks) continue;
+  if (!RoundOpen() || !RoomMayCome(unit)) return false;
+  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other > unit; --other) {
+    if (!MayCountAsAbsent(other)) continue;
     window_.CountAsAbsent(other);
     step_.UnitReady(other);
     step_.Pump();
     if (gradient_frames_.Allocate(unit)) return true;
   }
   return false;
+}
+
+bool EngineCore::MayCountAsAbsent(UnitId unit) const {
+  return window_.Idle(unit) && !step_.Ready(unit) && layout_.units()[unit].gradients_framed &&
+         !gradient_frames_.ExtentOf(unit);
+}
+
+// Whether reductions that may run before the unit's own leave it room: a call that is refused has
+// made none absent.
+bool EngineCore::RoomMayCome(UnitId unit) {
+  ready_.clear();
+  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other > unit; --other) {
+    const bool waits = reductions_of_unit_[other] > 0 && !step_.Ready(other);
+    if (waits && !MayCountAsAbsent(other)) break;
+    if (gradient_frames_.ExtentOf(other)) ready_.push_back(other);
+  }
+  return gradient_frames_.FitsWithout(ready_, unit);
 }
 
 void EngineCore::AnswerAcquireIfReady() {

@@ -8,7 +8,10 @@
 namespace zerohold::engine {
 
 GradientFrames::GradientFrames(const layout::Layout& layout, int64_t frame_bytes)
-    : layout_(layout), allocator_(frame_bytes), extents_(layout.units().size()) {
+    : layout_(layout),
+      allocator_(frame_bytes),
+      trial_(frame_bytes),
+      extents_(layout.units().size()) {
   busy_.reserve(layout.units().size());
 }
 
@@ -19,6 +22,12 @@ bool GradientFrames::Allocate(UnitId unit) {
   if (!extents_[unit]) return false;
   next_ = extents_[unit]->offset + extents_[unit]->bytes;
   return true;
+}
+
+bool GradientFrames::FitsWithout(std::span<const UnitId> others, UnitId unit) {
+  trial_ = allocator_;
+  for (const UnitId other : others) trial_.Free(*extents_[other]);
+  return trial_.Allocate(layout_.units()[unit].gradient_bytes.size()).has_value();
 }
 
 void GradientFrames::Issued(UnitId unit, int64_t reductions) {

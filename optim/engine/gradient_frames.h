@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "src/layout/layout.h"
@@ -22,6 +23,8 @@ class GradientFrames {
   // False when there is no room. Requires: the unit has none.
   bool Allocate(UnitId unit);
   std::optional<memory::Extent> ExtentOf(UnitId unit) const { return extents_[unit]; }
+  // Whether it would be true if these had theirs no longer.
+  bool FitsWithout(std::span<const UnitId> others, UnitId unit);
   // `reductions` of the unit are issued and read the frame; the unit has it no longer.
   void Issued(UnitId unit, int64_t reductions);
   // One of them is done.
@@ -38,6 +41,7 @@ class GradientFrames {
 
   const layout::Layout& layout_;
   memory::ExtentAllocator allocator_;
+  memory::ExtentAllocator trial_;  // see FitsWithout; here so that it allocates nothing
   std::vector<std::optional<memory::Extent>> extents_;
   int64_t next_ = 0;        // where the search for room begins
   std::vector<Busy> busy_;  // in the order of issue

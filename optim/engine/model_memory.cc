@@ -40,20 +40,6 @@ class ModelMemory::Pieces {
   int64_t bytes_ = 0;
 };
 
-namespace {
-
-// Two of the largest, so that one comes while the other is used. What a unit uses may lie in the
-// middle for long, so that there must be room for a unit on either side. Twice what all units take
-// holds them in any order of coming and going.
-int64_t FrameBytes(int64_t asked, int64_t largest, int64_t all, const std::vector<int64_t>& needs) {
-  if (largest == 0) return 0;
-  if (asked > 0) return std::min(asked / base::kFrameBytes * base::kFrameBytes, 2 * all);
-  const int64_t most = std::ranges::max(needs);
-  return most > largest ? most + 2 * largest : 2 * largest;
-}
-
-}  // namespace
-
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
                           std::span<const UnitSpec> units) {
   MemoryPlan plan;
@@ -74,32 +60,10 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
   const bool plain = plan.sum_levels == 0 && !layout.config().gradient_frames;
   plan.sums_in_place = plain && all_fp32;
   plan.full_sums = accumulates && plain && !all_fp32;
-  const FrameNeeds needs(layout, units);
-  plan.parameter_frame_bytes =
-      FrameBytes(options.max_live_parameters_bytes, layout.max_framed_parameter_bytes(),
-                 needs.all_parameters, needs.parameters);
-  plan.gradient_frame_bytes =
-      FrameBytes(options.max_live_gradients_bytes, layout.max_framed_gradient_bytes(),
-                 needs.all_gradients, needs.gradients);
+  plan.frames = SizeFrames(options, layout, units);
   plan.placement = Place(options, layout, plan.sum_levels == 0);
+  plan.frames.staging = plan.placement.staging_bytes();
   return plan;
-}
-
-FrameNeeds::FrameNeeds(const layout::Layout& layout, std::span<const UnitSpec> units) {
-  for (const layout::UnitPlace& unit : layout.units()) {
-    if (unit.parameters_framed) all_parameters += unit.parameter_bytes.size();
-    if (unit.gradients_framed) all_gradients += unit.gradient_bytes.size();
-  }
-  const Window window(units, std::vector<bool>(units.size(), false));
-  for (size_t i = 0; i < units.size(); ++i) {
-    parameters.push_back(0);
-    gradients.push_back(0);
-    for (const UnitId touched : window.Touched(static_cast<UnitId>(i))) {
-      const layout::UnitPlace& unit = layout.units()[touched];
-      if (unit.parameters_framed) parameters.back() += unit.parameter_bytes.size();
-      if (unit.gradients_framed) gradients.back() += unit.gradient_bytes.size();
-    }
-  }
 }
 
 absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communicator& communicator,
@@ -109,10 +73,7 @@ absl::StatusOr<std::unique_ptr<ModelMemory>> ModelMemory::Create(comm::Communica
                                                                  MemoryBooks books) {
   std::unique_ptr<ModelMemory> memory(new ModelMemory(layout, before));
   ZH_ASSIGN_OR_RETURN(memory->arenas_,
-                      CreateArenas(communicator, layout,
-                                   {plan.parameter_frame_bytes, plan.gradient_frame_bytes,
-                                    plan.placement.staging_bytes()},
-                                   memory->arenas_, books));
+                      CreateArenas(communicator, layout, plan.frames, memory->arenas_, books));
   const size_t first = before == nullptr ? 0 : before->spaces_.size();
   ZH_RETURN_IF_ERROR(comm::Agree(communicator, memory->Allocate(first, plan, books.ledger)));
   return memory;

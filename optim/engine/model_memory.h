@@ -56,21 +56,11 @@ struct MemoryPlan {
   bool full_sums = false;
   int sum_levels = 0;          // running sums of reductions; 0 for one reduction a step
   bool sums_in_place = false;  // gradients are their own sums: any number of micro-batches
-  int64_t parameter_frame_bytes = 0;
-  int64_t gradient_frame_bytes = 0;
+  FrameSizes frames;
   Placement placement;
 };
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
                           std::span<const UnitSpec> units);
-
-// Bytes of frames that each unit needs at one time, by unit: its own and those that it uses.
-struct FrameNeeds {
-  FrameNeeds(const layout::Layout& layout, std::span<const UnitSpec> units);
-  std::vector<int64_t> parameters;
-  std::vector<int64_t> gradients;
-  int64_t all_parameters = 0;  // of all units at once
-  int64_t all_gradients = 0;
-};
 
 class ModelMemory {
  public:

@@ -1,31 +1,55 @@
 // Walks the model once for each kind of array, and sizes the slots.
 #include "optim/engine/placement.h"
 
+#include <absl/strings/str_cat.h>
+
 #include <algorithm>
+#include <numeric>
 
 #include "offload/tiers/nvme_tier.h"
 #include "optim/kernels/masters.h"
 #include "optim/kernels/update.h"
+#include "src/base/status_macros.h"
 
 namespace zerohold::engine {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
-// Which of `count` things are beyond the budget, when those before them fill it; the first that
-// does not fit ends it.
-template <typename BytesOf>
-std::vector<bool> BeyondBudget(size_t count, int64_t budget_bytes, BytesOf bytes_of) {
-  std::vector<bool> beyond(count);
-  for (size_t i = 0; i < count; ++i) {
-    const int64_t bytes = bytes_of(i);
-    beyond[i] = bytes > budget_bytes;
-    budget_bytes = beyond[i] ? 0 : budget_bytes - bytes;
+// Bytes on this rank, of states by record, of the rest by space.
+struct Sizes {
+  Sizes(const EngineOptions& options, const layout::Layout& layout) {
+    const auto spaces = layout.spaces();
+    for (const layout::Record& record : layout.records()) {
+      states.push_back(record.elems * StateBytes(options, spaces[record.space].dtype));
+    }
+    for (const layout::FlatSpace& space : spaces) {
+      const layout::UnitPlace& unit = layout.units()[space.unit];
+      const int64_t bytes = space.frozen ? 0 : space.held_elems * SizeOf(space.dtype);
+      parameters.push_back(unit.parameters_framed ? bytes : 0);
+      gradients.push_back(unit.gradients_framed ? bytes : 0);
+    }
+  }
+  std::vector<int64_t> states;
+  std::vector<int64_t> parameters;
+  std::vector<int64_t> gradients;
+};
+
+int64_t Sum(const std::vector<int64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+// Which of these are beyond the budget, when those before them fill it; the first that does not fit
+// ends it.
+std::vector<bool> BeyondBudget(const std::vector<int64_t>& bytes, const Budget& budget) {
+  std::vector<bool> beyond(bytes.size());
+  int64_t left_bytes = budget.Of(Sum(bytes));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    beyond[i] = bytes[i] > left_bytes;
+    left_bytes = beyond[i] ? 0 : left_bytes - bytes[i];
   }
   return beyond;
 }
-
-bool MayBeAway(int64_t budget_bytes) { return budget_bytes != OffloadOptions::kAllBytes; }
 
 // As many slots as the bytes hold, within limits.
 SlotPlan Slots(int64_t slot_bytes, int64_t bytes, int fewest) {
@@ -57,6 +81,39 @@ int64_t StateBytes(const EngineOptions& options, DType dtype) {
          (rule.moment2 ? 4 : 0);
 }
 
+OffloadOptions InBytes(const EngineOptions& options, const layout::Layout& layout) {
+  const Sizes sizes(options, layout);
+  OffloadOptions offload = options.offload;
+  const auto fix = [](Budget& budget, const std::vector<int64_t>& bytes) {
+    if (budget.fraction > 0.0 && budget != Budget::All()) budget = budget.Of(Sum(bytes));
+  };
+  for (TierBudgets* tier : {&offload.host, &offload.nvme}) {
+    fix(tier->states, sizes.states);
+    fix(tier->parameters, sizes.parameters);
+    fix(tier->gradients, sizes.gradients);
+  }
+  return offload;
+}
+
+absl::Status CheckDiskBudgets(const EngineOptions& options, const layout::Layout& layout,
+                              const Placement& placement) {
+  const Sizes sizes(options, layout);
+  const auto check = [](const char* kind, const std::vector<int64_t>& bytes,
+                        const std::vector<bool>& on_disk, const Budget& budget) -> absl::Status {
+    int64_t asked_bytes = 0;
+    for (size_t i = 0; i < bytes.size(); ++i) asked_bytes += on_disk[i] ? bytes[i] : 0;
+    const int64_t budget_bytes = budget.Of(Sum(bytes));
+    if (asked_bytes <= budget_bytes) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "offload.nvme.", kind, " is ", budget_bytes, " bytes, but offload.host.", kind, " leaves ",
+        asked_bytes, " bytes of this rank's for it; give one of them more"));
+  };
+  const TierBudgets& nvme = options.offload.nvme;
+  ZH_RETURN_IF_ERROR(check("states", sizes.states, placement.states, nvme.states));
+  ZH_RETURN_IF_ERROR(check("parameters", sizes.parameters, placement.copies, nvme.parameters));
+  return check("gradients", sizes.gradients, placement.gradients, nvme.gradients);
+}
+
 Placement Place(const EngineOptions& options, const layout::Layout& layout, bool one_reduction) {
   const OffloadOptions& offload = options.offload;
   const auto records = layout.records();
@@ -68,27 +125,13 @@ Placement Place(const EngineOptions& options, const layout::Layout& layout, bool
   placement.copies.resize(spaces.size());
   if (offload.nvme_paths.empty()) return placement;
 
-  const bool gradients = one_reduction && MayBeAway(offload.host_gradients_bytes);
-  const bool copies = MayBeAway(offload.host_parameters_bytes);
+  const bool gradients = one_reduction && offload.host.gradients != Budget::All();
+  const bool copies = offload.host.parameters != Budget::All();
+  const Sizes sizes(options, layout);
   placement.drop_copies = offload.drop_parameters;
-  placement.states = BeyondBudget(records.size(), offload.host_budget_bytes, [&](size_t i) {
-    const DType dtype = spaces[records[i].space].dtype;
-    return records[i].elems * StateBytes(options, dtype);
-  });
-  const auto held_bytes = [&](size_t i, bool framed) {
-    const layout::FlatSpace& space = spaces[i];
-    return framed && !space.frozen ? space.held_elems * SizeOf(space.dtype) : 0;
-  };
-  if (gradients) {
-    placement.gradients = BeyondBudget(spaces.size(), offload.host_gradients_bytes, [&](size_t i) {
-      return held_bytes(i, layout.units()[spaces[i].unit].gradients_framed);
-    });
-  }
-  if (copies) {
-    placement.copies = BeyondBudget(spaces.size(), offload.host_parameters_bytes, [&](size_t i) {
-      return held_bytes(i, layout.units()[spaces[i].unit].parameters_framed);
-    });
-  }
+  placement.states = BeyondBudget(sizes.states, offload.host.states);
+  if (gradients) placement.gradients = BeyondBudget(sizes.gradients, offload.host.gradients);
+  if (copies) placement.copies = BeyondBudget(sizes.parameters, offload.host.parameters);
   for (size_t i = 0; i < records.size(); ++i) {
     const int32_t space = records[i].space;
     placement.fetched[i] =

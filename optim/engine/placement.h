@@ -2,6 +2,8 @@
 // pure function of options and sizes. Knows no file and no memory.
 #pragma once
 
+#include <absl/status/status.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -41,7 +43,15 @@ struct Placement {
 // Of all states of one element whose copy has this dtype.
 int64_t StateBytes(const EngineOptions& options, DType dtype);
 
+// The budgets with fractions as bytes of what there is, so that what comes later moves nothing. All
+// stays all.
+OffloadOptions InBytes(const EngineOptions& options, const layout::Layout& layout);
+
 // `one_reduction`: the reduced gradient is no running sum, so it may go to disk.
 Placement Place(const EngineOptions& options, const layout::Layout& layout, bool one_reduction);
+
+// ResourceExhausted where more is on disk than may be, naming the options.
+absl::Status CheckDiskBudgets(const EngineOptions& options, const layout::Layout& layout,
+                              const Placement& placement);
 
 }  // namespace zerohold::engine

@@ -63,6 +63,9 @@ class Step {
   void OperationDone(int index);
   void ClosingDone() { state_ = State::kFinished; }
 
+  // The unit's gradients are final in this round.
+  bool Ready(UnitId unit) const { return ready_[unit] != 0; }
+
   // Starts all that may start now.
   void Pump();
 

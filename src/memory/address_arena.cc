@@ -81,8 +81,8 @@ absl::Status AddressArena::AttachPrivate(int64_t offset, int64_t bytes) {
   constexpr char kMend[] = "give the job more memory, or the model more ranks";
   const int64_t mapped = CheckedMapBytes(offset, bytes);
   if (bytes == 0) return absl::OkStatus();
-  errno = ENOMEM;
   const int64_t available = AvailableMemoryBytes();
+  errno = ENOMEM;
   if (mapped > available) return Exhausted("memory", bytes, kMend);
   char* at = base_ + offset;
   const bool present = mmap(at, mapped, PROT_READ | PROT_WRITE,

@@ -157,7 +157,7 @@ TEST(Stress, FaultsThatCannotBeMendedEndAllRanksAlike) {
 
 TEST(Stress, BadInputIsOneLine) {
   ExpectRefused(2, "--params 0" + kDisk, "--params is 0", "give 1 to");
-  ExpectRefused(2, "--zero-stage 4" + kDisk, "zero_stage is 4", "give 0, 1, 2 or 3");
+  ExpectRefused(2, "--zero-stage 4" + kDisk, "--zero-stage is 4", "give -1 to 3");
   ExpectRefused(2, "--parameters none --dtype fp32" + kDisk, "--parameters none", "--dtype bf16");
   ExpectRefused(2, "--nvme-path /dev/shm", "/dev/shm", "nvme_paths");
   const struct {
@@ -180,7 +180,7 @@ TEST(Stress, BadInputIsOneLine) {
       {"--master remainder --dtype fp16" + kDisk, "--master remainder", "--dtype bf16"},
       {"--throttle read=fast" + kDisk, "--throttle read=fast", "read=1GB/s"},
       {"--forward -1" + kDisk, "--forward is -1", "0 to 3600"},
-      {"--window -1" + kDisk, "window is -1", "to 4096"},
+      {"--window -1" + kDisk, "--window is -1", "to 4096"},
       {"--faults what=1" + kDisk, "\"what=1\"", "short, again, eio"},
       {"--nvme-path /no/such", "/no/such", "nvme_paths"},
   };

@@ -445,7 +445,7 @@ TEST(OffloadCases, OFF_22) {
 std::vector<OffloadOptions> Modes(const Folder& folder) {
   std::vector<OffloadOptions> modes(4);
   for (size_t i = 1; i < modes.size(); ++i) modes[i].nvme_paths = {folder.path()};
-  modes[2].host_budget_bytes = 64;
+  modes[2].host.states = 64;
   modes[3].window = 1;
   return modes;
 }

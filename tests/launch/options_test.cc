@@ -156,6 +156,16 @@ TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
       {{"--offload", "disk"}, "--offload disk is unknown", "none, host or nvme"},
       {{"--offload", "nvme"}, "--offload nvme needs a folder", "give --nvme-path"},
       {{"--nvme-path", "/tmp"}, "--nvme-path is of disks", "give --offload nvme"},
+      {{"--offload", "nvme", "--nvme-path", "/tmp", "--host-budget", "101%"},
+       "--host-budget: \"101%\"",
+       "0% to 100%"},
+      {{"--device-budget", "half"}, "--device-budget: \"half\"", "64MiB"},
+      {{"--device-budget", "-5%"}, "--device-budget: \"-5%\"", "0% to 100%"},
+      {{"--max-live-parameters", "1MiB"}, "--max-live-parameters is of", "--zero-stage 3"},
+      {{"--max-live-gradients", "1MiB"}, "--max-live-gradients is of", "--zero-stage 2 or more"},
+      {{"--persistence-threshold", "5", "--zero-stage", "2"},
+       "--persistence-threshold is of",
+       "--zero-stage 3"},
       {{"--host-budget", "1GiB"}, "--host-budget is of states", "give --offload nvme"},
       {{"--offload", "host", "--window", "3"}, "--window is of disks", "give --offload nvme"},
       {{"--require-pinned"}, "--require-pinned is of disks", "give --offload nvme"},
@@ -174,10 +184,27 @@ TEST(Options, SizesAreWhatPeopleWrite) {
       {"2 MiB", 2 << 20}, {"2Mi", 2 << 20},    {"2m", 2'000'000},   {"1.5B", 1},
       {"3KB", 3000},      {"4TiB", 1LL << 42}, {"0.5k", 500}};
   for (const auto& [text, bytes] : sizes) {
-    EXPECT_EQ(Parse({"--max-live-gradients", text})->max_live_gradients_bytes, bytes) << text;
+    EXPECT_EQ(Parse({"--zero-stage", "2", "--max-live-gradients", text})->max_live_gradients_bytes,
+              bytes)
+        << text;
   }
   for (const char* wrong : {"", "i", "1i", "1iB", "1QB", "1MMB", "-1", "inf", "nan", "1e3", "+1"}) {
-    EXPECT_FALSE(Parse({"--max-live-gradients", wrong}).ok()) << wrong;
+    EXPECT_FALSE(Parse({"--zero-stage", "2", "--max-live-gradients", wrong}).ok()) << wrong;
+  }
+}
+
+TEST(Options, BudgetsAreBytesOrPercentages) {
+  const std::pair<const char*, Budget> budgets[] = {{"0", 0},
+                                                    {"2MiB", 2 << 20},
+                                                    {"25%", Budget::Fraction(0.25)},
+                                                    {"0.5%", Budget::Fraction(0.005)},
+                                                    {"100%", Budget::All()}};
+  for (const auto& [text, budget] : budgets) {
+    const StatusOr<Options> options = Parse(
+        {"--offload", "nvme", "--nvme-path", "a", "--host-budget", text, "--device-budget", text});
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_EQ(options->Engine(0).offload.host.states, budget) << text;
+    EXPECT_EQ(options->Engine(0).device_budget, budget) << text;
   }
 }
 
@@ -245,7 +272,7 @@ TEST(Options, EachFlagOfOffloadReachesTheEngine) {
   ASSERT_TRUE(options.ok()) << options.status();
   const OffloadOptions disks = options->Engine(0).offload;
   EXPECT_EQ(disks.nvme_paths, (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(disks.host_budget_bytes, 2 << 20);
+  EXPECT_EQ(disks.host.states, 2 << 20);
   EXPECT_EQ(disks.window, 5);
   EXPECT_EQ(disks.io_engine, IoEngine::kThreads);
   EXPECT_TRUE(disks.require_pinned);

@@ -86,7 +86,8 @@ TEST(TrainOffloadLines, TellWhatIsReallyOnDisk) {
   const std::string files = " in files in " + disk.path();
   const std::pair<std::string, std::string> cases[] = {
       {"", "\non disk: states" + files + "\n"},
-      {"--host-budget 1GiB", "\non disk: nothing, all that may rest there fits into host memory\n"},
+      {"--host-budget 1GiB",
+       "\non disk: nothing, all that may rest there fits into host memory or stays gathered\n"},
       {"--host-budget 1GiB --zero-stage 3 --params-offload nvme",
        "\non disk: parameters" + files + ", with "}};
   for (const auto& [flags, line] : cases) {

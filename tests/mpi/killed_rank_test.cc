@@ -55,7 +55,7 @@ EngineOptions Options(const Row& row, const std::string& folder) {
   options.offload.nvme_paths = {folder};
   options.offload.read_rate = options.offload.write_rate = 1e6;
   if (row.stage == 3) {
-    options.offload.host_gradients_bytes = options.offload.host_parameters_bytes = 0;
+    options.offload.host.gradients = options.offload.host.parameters = 0;
   }
   return options;
 }

@@ -39,6 +39,16 @@ bool Spin(const Ready& ready) {
 }  // namespace
 
 struct WorkerPool::Impl {
+  // Also of a pool that got fewer threads than it asked for.
+  ~Impl() {
+    {
+      std::lock_guard lock(mutex);
+      closing = true;
+    }
+    changed.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   struct Loop {
     int64_t count = 0;
     Body body = nullptr;
@@ -94,14 +104,7 @@ WorkerPool::WorkerPool(int threads) : impl_(std::make_unique<Impl>()) {
   }
 }
 
-WorkerPool::~WorkerPool() {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->closing = true;
-  }
-  impl_->changed.notify_all();
-  for (std::thread& worker : impl_->workers) worker.join();
-}
+WorkerPool::~WorkerPool() = default;
 
 int WorkerPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 

@@ -14,7 +14,7 @@ class WorkerPool {
  public:
   using Body = void (*)(void* context, int64_t index);
 
-  explicit WorkerPool(int threads);  // >= 1
+  explicit WorkerPool(int threads);  // >= 1; throws std::system_error where there are none
   ~WorkerPool();
   int threads() const;
   // Calls body(context, i) once for every i in [0, count), in any order on any thread; returns when

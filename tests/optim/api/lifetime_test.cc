@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -287,6 +288,32 @@ TEST(Lifetime, ASecondCallAtOneTimeIsRefused) {
     EXPECT_TRUE(stats.ok() && stats->applied) << stats.status();
     other.join();
   });
+}
+
+// A thread that looks on is served whatever the trainer does.
+TEST(Lifetime, LookUpsWhileUnitsAreAddedAndMoved) {
+  EngineOptions options = OptionsOfStage(1);
+  options.notice = [](const std::string&) {};
+  Trainer trainer(options, SelfCommunicator(), Tensors({300}), Constant(1));
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    Engine& engine = trainer.engine();
+    while (!done) {
+      EXPECT_GT(engine.Memory().ModelBytes(), 0);
+      EXPECT_GE(engine.TotalElements(), 300);
+      EXPECT_EQ(engine.Parameter(0).shape.size(), 1u);
+      EXPECT_EQ(*engine.FindParameter("a"), 0);
+      EXPECT_EQ(engine.LossScale(), 1);
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = "late" + std::to_string(i);
+    const Status added = trainer.AddUnits({{{name, {10}}}, {{name, {name}, {}}}}, Constant(1));
+    EXPECT_TRUE(added.ok()) << added;
+    EXPECT_TRUE(trainer.engine().Move({}).ok());
+  }
+  done = true;
+  other.join();
 }
 
 // Any thread may call, one call at a time.

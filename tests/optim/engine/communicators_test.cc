@@ -320,7 +320,7 @@ TEST(Communicators, AShardThatOneRankCannotReadLeavesNobodyWaiting) {
     EngineOptions options = Options(3);
     options.communication_timeout_s = 60;
     options.offload.nvme_paths = {std::filesystem::current_path()};
-    options.offload.host_parameters_bytes = 0;
+    options.offload.host.parameters = 0;
     if (rank == 0) options.offload.faults = "eio=1,first=60";
     ModelSpec model = WithExpert("expert" + std::to_string(rank % 2));
     model.units = {{"mixed", {model.parameters[2].name, "dense", "gate"}, {}}};

@@ -149,6 +149,9 @@ TEST(Engine, WeightedMeanDividesByTheSumOfWeights) {
     Trainer trainer(options, ranks, {{"w", {300}}}, {{"all", {"w"}, {}}},
                     [](ParameterId, int64_t) { return 0.0f; });
     Engine& engine = trainer.engine();
+    for (const double bad : {0.0, -1.0, 1e38, 1e-38, 1e-50, HUGE_VAL, std::nan("")}) {
+      EXPECT_TRUE(absl::IsInvalidArgument(engine.BeginMicroBatch(bad)));
+    }
     // Weights 1 and 3 on rank 0, 2 and 2 on rank 1; gradients 4, 8 and 1, 3: (4 + 24 + 2 + 6) / 8.
     const double weights[2][2] = {{1, 3}, {2, 2}};
     const float gradients[2][2] = {{4, 8}, {1, 3}};

@@ -59,8 +59,8 @@ EngineOptions OnDisk(int stage) {
   options.communication_timeout_s = 0.5;
   options.offload.nvme_paths = {std::filesystem::current_path()};
   options.offload.io_engine = IoEngine::kThreads;
-  if (stage >= 2) options.offload.host_gradients_bytes = 0;
-  if (stage >= 3) options.offload.host_parameters_bytes = 0;
+  if (stage >= 2) options.offload.host.gradients = 0;
+  if (stage >= 3) options.offload.host.parameters = 0;
   options.notice = [](const std::string&) {};
   return options;
 }

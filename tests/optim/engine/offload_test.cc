@@ -49,8 +49,8 @@ EngineOptions OnDisk(EngineOptions options) {
 
 // With gradients and parameters, at stages that have them in frames.
 EngineOptions AllOnDisk(EngineOptions options) {
-  if (options.zero_stage >= 2) options.offload.host_gradients_bytes = 0;
-  if (options.zero_stage >= 3) options.offload.host_parameters_bytes = 0;
+  if (options.zero_stage >= 2) options.offload.host.gradients = 0;
+  if (options.zero_stage >= 3) options.offload.host.parameters = 0;
   return OnDisk(options);
 }
 
@@ -108,7 +108,7 @@ TEST_P(EveryForm, WhereRecordsRestChangesNoBit) {
       disk.offload.io_engine = IoEngine::kThreads;
       EXPECT_EQ(Train(world, dtype, disk), expected);
       disk.offload.window = 5;
-      disk.offload.host_budget_bytes = 15000;
+      disk.offload.host.states = 15000;
       disk.record_elems = 256;
       EXPECT_EQ(Train(world, dtype, disk), expected);
       disk.offload.faults = "short=0.3,again=0.2,late=0.2,seed=5";
@@ -128,19 +128,19 @@ TEST_P(EveryForm, WhereGradientsAndParametersRestChangesNoBit) {
       options.master = form;
       const std::vector<float> expected = Train(world, dtype, options);
       EngineOptions disk = OnDisk(options);
-      disk.offload.host_gradients_bytes = 0;
+      disk.offload.host.gradients = 0;
       EXPECT_EQ(Train(world, dtype, disk), expected);
-      if (stage == 3) disk.offload.host_parameters_bytes = 0;
+      if (stage == 3) disk.offload.host.parameters = 0;
       disk.offload.window = 1;
       EXPECT_EQ(Train(world, dtype, disk), expected);
       disk.overlap_next_forward = true;
       disk.record_elems = 256;
       EXPECT_EQ(Train(world, dtype, disk), expected);
-      disk.offload.host_budget_bytes = 1 << 20;  // states are in memory, the rest is not
+      disk.offload.host.states = 1 << 20;  // states are in memory, the rest is not
       EXPECT_EQ(Train(world, dtype, disk), expected);
-      disk.offload.host_budget_bytes = 15000;
-      disk.offload.host_gradients_bytes = 2000;
-      if (stage == 3) disk.offload.host_parameters_bytes = 1000;
+      disk.offload.host.states = 15000;
+      disk.offload.host.gradients = 2000;
+      if (stage == 3) disk.offload.host.parameters = 1000;
       disk.offload.window = 4;
       disk.offload.faults = "short=0.3,again=0.2,late=0.2,seed=5";
       EXPECT_EQ(Train(world, dtype, disk), expected);
@@ -162,7 +162,7 @@ TEST_P(EveryForm, MoveChangesNoBit) {
         OffloadOptions places[] = {
             OnDisk(options).offload, {}, OnDisk(options).offload, OnDisk(options).offload};
         places[2].window = 1;
-        places[3].host_budget_bytes = 9000 + 1000 * rank;
+        places[3].host.states = 9000 + 1000 * rank;
         places[3].window = 4;
         Trainer trainer(options, communicator, Model(dtype), SeededValue);
         Engine& engine = trainer.engine();
@@ -199,11 +199,11 @@ TEST_P(EveryForm, MoveTakesGradientsAndParametersToo) {
   OffloadOptions places[] = {
       AllOnDisk(options).offload, AllOnDisk(options).offload, {},
       AllOnDisk(options).offload, OnDisk(options).offload,    AllOnDisk(options).offload};
-  places[1].host_gradients_bytes = 2000;
-  places[1].host_parameters_bytes = 1000;
-  places[1].host_budget_bytes = 9000;
-  places[3].host_budget_bytes = 1 << 20;  // states stay in memory, the rest does not
-  places[5].host_parameters_bytes = 2500;
+  places[1].host.gradients = 2000;
+  places[1].host.parameters = 1000;
+  places[1].host.states = 9000;
+  places[3].host.states = 1 << 20;  // states stay in memory, the rest does not
+  places[5].host.parameters = 2500;
   for (const int world : {1, 2}) {
     std::vector<float> expected;
     std::mutex mutex;
@@ -218,10 +218,10 @@ TEST_P(EveryForm, MoveTakesGradientsAndParametersToo) {
           ASSERT_TRUE(moved.ok()) << moved;
           const MemoryStats memory = trainer.engine().Memory();
           for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kGradients}) {
-            const int64_t budget = kind == MemoryKind::kParameters
-                                       ? places[step].host_parameters_bytes
-                                       : places[step].host_gradients_bytes;
-            const bool away = moves && budget != OffloadOptions::kAllBytes;
+            const TierBudgets& host = places[step].host;
+            const Budget& budget =
+                kind == MemoryKind::kParameters ? host.parameters : host.gradients;
+            const bool away = moves && budget != Budget::All();
             EXPECT_EQ(memory.Bytes(Tier::kNvme, kind) > 0, away);
           }
           for (const StateKind state : {StateKind::kGradient, StateKind::kMaster}) {
@@ -245,14 +245,14 @@ TEST(Offload, MoveOfDroppedParametersIsRefused) {
   options.offload.drop_parameters = true;
   Trainer trainer(options, SelfCommunicator(), Model(DType::kBFloat16), SeededValue);
   OffloadOptions to = options.offload;
-  to.host_gradients_bytes = OffloadOptions::kAllBytes;
+  to.host.gradients = Budget::All();
   to.window = 2;
   const Status moved = trainer.engine().Move(to);
   EXPECT_TRUE(moved.ok()) << moved;
   to.drop_parameters = false;
   EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move(to)));
   to = options.offload;
-  to.host_parameters_bytes = OffloadOptions::kAllBytes;
+  to.host.parameters = Budget::All();
   EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move(to)));
   EXPECT_TRUE(absl::IsInvalidArgument(trainer.engine().Move({})));
   trainer.Step(SeededGradient(0, 0));
@@ -300,7 +300,7 @@ TEST(Offload, UnitsThatComeLater) {
   std::vector<float> expected;
   for (const bool disk : {false, true}) {
     EngineOptions options = disk ? AllOnDisk(Options(3)) : Options(3);
-    options.offload.host_budget_bytes = disk ? 5000 : 0;
+    options.offload.host.states = disk ? 5000 : 0;
     Trainer trainer(options, SelfCommunicator(), TensorsInUnits({700, 300}), SeededValue);
     trainer.Step(SeededGradient(0, 0));
     const ModelSpec more = {{{"late", {900}, DType::kBFloat16}}, {{"later", {"late"}, {}}}};
@@ -343,8 +343,8 @@ TEST(Offload, TrafficOfGradientsAndParameters) {
   constexpr int64_t kElems = int64_t{1} << 21;
   for (const bool parameters : {false, true}) {
     EngineOptions options = OnDisk(Options(3));
-    options.offload.host_gradients_bytes = 0;
-    if (parameters) options.offload.host_parameters_bytes = 0;
+    options.offload.host.gradients = 0;
+    if (parameters) options.offload.host.parameters = 0;
     options.bucket_elems = 1 << 20;
     options.record_elems = 256 << 10;
     ModelSpec model = Tensors({kElems});

@@ -251,8 +251,8 @@ std::vector<Training> Trainings(const std::vector<std::string>& folders) {
     all.push_back(
         {.name = name, .world = world, .dtype = dtype, .options = Options(stage, folders)});
     OffloadOptions& offload = all.back().options.offload;
-    if (stage >= 2) offload.host_gradients_bytes = 0;
-    if (stage >= 3) offload.host_parameters_bytes = 0;
+    if (stage >= 2) offload.host.gradients = 0;
+    if (stage >= 3) offload.host.parameters = 0;
     return all.back();
   };
   const auto later = [](Training& training) {
@@ -276,8 +276,8 @@ std::vector<Training> Trainings(const std::vector<std::string>& folders) {
   blamed.steps = {StepKind::kPlain, StepKind::kBlame, StepKind::kPlain};
   // Some of each is in memory.
   Training& mixed = add("stage 3 of two, mixed", 2, 3, DType::kBFloat16);
-  mixed.options.offload.host_budget_bytes = 256 * 12;
-  mixed.options.offload.host_gradients_bytes = mixed.options.offload.host_parameters_bytes = 1024;
+  mixed.options.offload.host.states = 256 * 12;
+  mixed.options.offload.host.gradients = mixed.options.offload.host.parameters = 1024;
   return all;
 }
 

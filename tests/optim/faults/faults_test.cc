@@ -374,7 +374,7 @@ TEST_F(Faults, EndInTheRightBitsOrAreToldToAllRanks) {
   std::vector<std::thread> workers;
   for (int i = 0; i < 3; ++i) workers.emplace_back(work);
   for (std::thread& worker : workers) worker.join();
-  coverage.Check();
+  if (schedules >= kSchedules) coverage.Check();  // fewer need not hit all
   EXPECT_TRUE(Belongings(folders_) == before) << "something is left";
 }
 

@@ -4,6 +4,7 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace zerohold::fuzz {
 namespace {
@@ -135,8 +136,8 @@ OffloadOptions DrawOffload(Random& random, const std::string& folder) {
   OffloadOptions offload;
   offload.nvme_paths = {folder};
   if (random.OneIn(3)) offload.nvme_paths.push_back(folder);
-  offload.host_budget_bytes =
-      random.Of<int64_t>({0, 0, 1000, 20000, 200000, OffloadOptions::kAllBytes});
+  offload.host.states =
+      random.Of<Budget>({0, 0, 1000, 20000, Budget::Fraction(0.4), Budget::All()});
   offload.window = static_cast<int>(random.Below(9));
   offload.io_engine = random.Of({IoEngine::kBest, IoEngine::kThreads});
   offload.read_rate = random.Of({0.0, 0.0, 0.0, 1e8});
@@ -151,9 +152,11 @@ OffloadOptions DrawOffload(Random& random, const std::string& folder) {
 // Where disks are used: of gradients and parameters, at stages that have them in frames.
 void DrawBudgets(Random& random, int zero_stage, OffloadOptions& offload) {
   if (offload.nvme_paths.empty()) return;
-  const auto budget = [&] { return random.Of<int64_t>({0, 3000, OffloadOptions::kAllBytes}); };
-  if (zero_stage >= 2) offload.host_gradients_bytes = budget();
-  if (zero_stage >= 3) offload.host_parameters_bytes = budget();
+  const auto budget = [&] {
+    return random.Of<Budget>({0, 3000, Budget::Fraction(0.5), Budget::All()});
+  };
+  if (zero_stage >= 2) offload.host.gradients = budget();
+  if (zero_stage >= 3) offload.host.parameters = budget();
 }
 
 // Micro-batches that are summed; in one order at all stages, or in one for each two of them.
@@ -199,10 +202,14 @@ void DrawSteps(Random& random, bool adds, bool many, Program& program) {
   }
 }
 
+std::string Describe(const Budget& budget) {
+  return absl::StrCat(budget.bytes, "+", budget.fraction);
+}
+
 std::string Describe(const OffloadOptions& o) {
-  return absl::StrCat("disk ", o.nvme_paths.size(), " host ", o.host_budget_bytes, "/",
-                      o.host_parameters_bytes, "/", o.host_gradients_bytes, " window ", o.window,
-                      " io ", static_cast<int>(o.io_engine), " rates ", o.read_rate, "/",
+  return absl::StrCat("disk ", o.nvme_paths.size(), " host ", Describe(o.host.states), "/",
+                      Describe(o.host.parameters), "/", Describe(o.host.gradients), " window ",
+                      o.window, " io ", static_cast<int>(o.io_engine), " rates ", o.read_rate, "/",
                       o.write_rate, "/", o.update_rate, " faults \"", o.faults, "\"");
 }
 
@@ -300,12 +307,11 @@ Way VaryWithFaults(const Program& program, Random& random, const std::string& fo
 OffloadOptions OffloadOf(const Way& way, OffloadOptions offload, int rank) {
   if (!way.faults.empty()) offload.faults = way.faults[rank];
   if (!way.uneven || rank % 2 == 0 || offload.nvme_paths.empty()) return offload;
-  offload.host_budget_bytes = 5000;
+  offload.host.states = 5000;
   offload.window = 1;
-  if (offload.host_parameters_bytes != OffloadOptions::kAllBytes)
-    offload.host_parameters_bytes = 6000;
-  if (offload.host_gradients_bytes != OffloadOptions::kAllBytes)
-    offload.host_gradients_bytes = OffloadOptions::kAllBytes - 1;
+  if (offload.host.parameters != Budget::All()) offload.host.parameters = 6000;
+  if (offload.host.gradients != Budget::All())
+    offload.host.gradients = std::numeric_limits<int64_t>::max();
   return offload;
 }
 
