@@ -85,7 +85,8 @@ class ZH_EXPORT Engine {
   // adds to them, never overwrites. Micro-batches sum in fp32.
   // After kWrite, Release adopts what the trainer wrote; ranks must have written the same, and the
   // next Step refuses if they did not. Nests and counts. Blocking until the parameters are there.
-  // At stage 3 every rank acquires the same units in the same order, all for evaluation or none.
+  // At stage 3 every rank acquires and releases the same units in the same order, all of them for
+  // evaluation or none.
   // Errors: InvalidArgument for an unknown unit, FailedPrecondition naming the unit for a Release
   // without Acquire, a kBackward outside a micro-batch, or a kWrite inside one; ResourceExhausted
   // naming max_live_parameters_bytes or max_live_gradients_bytes, or what this system has not got;

@@ -39,8 +39,9 @@ enum class MasterForm : uint8_t { kFloat32, kRemainder };
 enum class InstructionSet : uint8_t { kBest, kBaseline, kV3, kV4 };
 
 // What the gradient of a step is: the mean over ranks and micro-batches, or their sum.
-// kWeightedMean divides by the sum of the weights given to BeginMicroBatch over ranks and
-// micro-batches, and keeps the gradient in fp32.
+// kWeightedMean multiplies each gradient by the weight that BeginMicroBatch was given (so the
+// trainer gives the mean over a micro-batch, not its sum), divides by the sum of the weights over
+// ranks and micro-batches, and keeps the result in fp32.
 enum class GradientReduction : uint8_t { kMean, kSum, kWeightedMean };
 
 // Hyper-parameters of one group. A value replaces the default, zero too.

@@ -183,7 +183,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
         "communicators is empty; give one (SelfCommunicator() is a world of one)");
   }
   std::vector<std::shared_ptr<comm::Communicator>> carriers;
-  for (const Communicator& communicator : communicators) carriers.push_back(communicator.impl());
+  for (const Communicator& communicator : communicators) {
+    if (communicator.impl() == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("communicators[", carriers.size(),
+                                                     "] is none: it was moved from; give a copy"));
+    }
+    carriers.push_back(communicator.impl());
+  }
   ZH_ASSIGN_OR_RETURN(auto core, engine::EngineCore::Create({.options = options,
                                                              .communicators = std::move(carriers),
                                                              .parameters = std::move(parameters),

@@ -154,9 +154,9 @@ absl::Status AgreeOnTexts(std::span<const std::shared_ptr<comm::Communicator>> c
                           std::string_view what, const std::function<std::string(int)>& text_of) {
   absl::Status first;
   for (int i = 0; i < static_cast<int>(communicators.size()); ++i) {
-    const std::string of = i == 0 ? "" : absl::StrCat(" of communicators[", i, "]");
-    const absl::Status same =
-        comm::AgreeOnText(*communicators[i], absl::StrCat(what, of), text_of(i));
+    std::string whole(what);
+    if (i > 0) absl::StrAppend(&whole, " of communicators[", i, "]");
+    const absl::Status same = comm::AgreeOnText(*communicators[i], whole, text_of(i));
     const bool known_to_all = i == 0 || !absl::IsFailedPrecondition(same);
     if (!same.ok() && known_to_all) return same;
     first.Update(same);

@@ -17,6 +17,7 @@
 #include "src/base/status_macros.h"
 #include "src/memory/addresses.h"
 #include "src/memory/available.h"
+#include "src/memory/memory_file.h"
 
 namespace zerohold::memory {
 namespace {
@@ -45,10 +46,7 @@ bool KernelMovesSharedMappings() {
 int MakeMemoryFile(int64_t bytes) {
   const int descriptor = memfd_create("zerohold.frames", MFD_CLOEXEC);
   if (descriptor < 0) return -1;
-  int error = 0;
-  do {
-    error = posix_fallocate(descriptor, 0, bytes);
-  } while (error == EINTR);
+  const int error = ReserveFile(descriptor, bytes);
   if (error == 0) return descriptor;
   close(descriptor);
   errno = error;
@@ -65,12 +63,14 @@ absl::StatusOr<std::unique_ptr<FramePool>> FramePool::CreatePrivate(int64_t byte
   ZH_CHECK(bytes >= 0, bytes);
   std::unique_ptr<FramePool> pool(new FramePool(kind, ledger));
   if (bytes == 0) return pool;
-  errno = ENOMEM;
   const int64_t available = AvailableMemoryBytes();
+  errno = ENOMEM;
   if (bytes > available) return Exhausted("frames", bytes, kMendMemory);
   bytes = base::AlignUp(bytes, kFrameBytes);
   const int descriptor = MakeMemoryFile(bytes);
-  if (descriptor < 0) return Exhausted("frames", bytes, kMendMemory);
+  if (descriptor < 0) {
+    return Exhausted("frames", bytes, errno == EFBIG ? "raise `ulimit -f`" : kMendMemory);
+  }
   ZH_RETURN_IF_ERROR(pool->MapViews(bytes, descriptor, 0));
   return pool;
 }

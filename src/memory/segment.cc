@@ -5,7 +5,6 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -26,6 +25,7 @@
 #include "src/base/hash.h"
 #include "src/base/status_macros.h"
 #include "src/memory/available.h"
+#include "src/memory/memory_file.h"
 
 namespace zerohold::memory {
 namespace {
@@ -41,21 +41,12 @@ std::string FreshName() {
   return absl::StrFormat("zerohold.%d.%016x", getpid(), number);
 }
 
-// Takes the space now, or says that it is not there; a tmpfs file grows happily and faults when
-// touched. Returns 0 or an errno.
-// Piece by piece: before Linux 6.18 a signal undoes the call, and one that comes often would undo a
-// long one for ever.
-int Allocate(int descriptor, int64_t bytes) {
-  constexpr int64_t kPieceBytes = int64_t{4} << 20;
-  for (int64_t begin = 0; begin < bytes;) {
-    const int error = posix_fallocate(descriptor, begin, std::min(kPieceBytes, bytes - begin));
-    if (error == 0) begin += kPieceBytes;
-    if (error != 0 && error != EINTR) return error;
-  }
-  return 0;
-}
-
 absl::Status OutOfSpace(int64_t bytes, int error) {
+  if (error == EFBIG) {
+    return absl::ResourceExhaustedError(absl::StrCat("shared memory: asked ", bytes,
+                                                     " bytes, more than this process may give a "
+                                                     "file; raise `ulimit -f`"));
+  }
   struct statvfs mount = {};
   statvfs(kMount, &mount);
   const auto unit = static_cast<int64_t>(mount.f_frsize);
@@ -178,14 +169,7 @@ absl::Status Segment::Reserve(int64_t bytes) {
         "memory or more nodes"));
   }
   const int64_t pages_bytes = base::AlignUp(bytes, base::kPageBytes);
-  rlimit limit = {};
-  getrlimit(RLIMIT_FSIZE, &limit);
-  if (static_cast<uint64_t>(pages_bytes) > limit.rlim_cur) {  // it would end in SIGXFSZ
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "shared memory: asked ", pages_bytes, " bytes, the limit of a file of this process is ",
-        static_cast<uint64_t>(limit.rlim_cur), "; raise `ulimit -f`"));
-  }
-  const int error = bytes > 0 ? Allocate(descriptor(), pages_bytes) : 0;
+  const int error = ReserveFile(descriptor(), pages_bytes);
   if (error == 0) return absl::OkStatus();
   // A part may have been taken, by a file system that does not give it back itself.
   const bool emptied = ftruncate(descriptor(), 0) == 0;

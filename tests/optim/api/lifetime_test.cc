@@ -127,6 +127,14 @@ TEST(Lifetime, ACommunicatorServesOneEngineAtATime) {
   });
 }
 
+TEST(Lifetime, ACommunicatorThatWasMovedFromIsRefused) {
+  Communicator first = SelfCommunicator();
+  const Communicator taken = std::move(first);
+  const Status refused = Engine::Create({}, {taken, first}, {}, {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(Text(refused), HasSubstr("communicators[1] is none"));
+}
+
 // Gathers ahead of a pass that never comes do not make Close fail, nor end the communicator.
 TEST(Lifetime, CloseWhileUnitsArePrefetched) {
   RunRanks(3, [](int, const Communicator& ranks) {

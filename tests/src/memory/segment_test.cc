@@ -6,9 +6,11 @@
 #include <sched.h>
 #include <sys/inotify.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -16,6 +18,7 @@
 
 #include "src/memory/address_arena.h"
 #include "src/memory/available.h"
+#include "src/memory/frame_pool.h"
 #include "tests/src/memory/child.h"
 
 namespace zerohold::memory {
@@ -187,6 +190,21 @@ TEST(SharedMemoryMount, TellsMountsApart) {
       WithSharedMemoryMount(0, "size=1m", [] { return std::to_string(SharedMemoryMount()); });
   if (other.starts_with(kSkip)) GTEST_SKIP() << other;
   EXPECT_NE(other, std::to_string(mine));
+}
+
+// A limit of files smaller than the segment, or than frames without one: refused, no signal.
+TEST(Segment, ALimitOfFilesIsToldBeforeItKills) {
+  const std::string result = InChild([] {
+    const rlimit limit = {kMiB, kMiB};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return std::string("no limit");
+    Ledger ledger;
+    return std::string(Segment::Create(4 * kMiB).status().message()) + "\n" +
+           std::string(
+               FramePool::CreatePrivate(4 * kMiB, MemoryKind::kFrames, &ledger).status().message());
+  });
+  EXPECT_THAT(result, ::testing::HasSubstr("shared memory: asked 4194304 bytes"));
+  EXPECT_THAT(result, ::testing::HasSubstr("frames: asked 4194304 bytes"));
+  EXPECT_EQ(std::ranges::count(result, '`'), 4) << result;  // each names `ulimit -f`
 }
 
 // A mount smaller than the segment: refused in words with both sizes, no signal, nothing left.
