@@ -13,9 +13,10 @@ namespace {
 // As the engine's, without faults.
 std::unique_ptr<io::IoBackend> MakeBackend(const OffloadOptions& offload) {
   auto backend = io::CreateBestBackend([](const std::string&) {});
-  if (offload.read_rate <= 0 && offload.write_rate <= 0) return backend;
-  return io::CreateThrottledBackend(
-      std::move(backend), {.read_rate = offload.read_rate, .write_rate = offload.write_rate});
+  const io::ThrottleSpec throttle{offload.read_rate, offload.write_rate,
+                                  offload.transfer_latency_s};
+  if (throttle == io::ThrottleSpec()) return backend;
+  return io::CreateThrottledBackend(std::move(backend), throttle);
 }
 
 }  // namespace

@@ -159,9 +159,9 @@ Status Run(int argc, char** argv, Ranks& ranks) {
 
   const StressModel model(options->params, options->WeightType(), options->seed);
   ZH_ASSIGN_OR_RETURN(Communicator communicator, MpiCommunicator(MPI_COMM_WORLD));
-  if (options->link_rate > 0.0) {
-    communicator = Communicator(
-        comm::CreateThrottledCommunicator(communicator.impl(), {.rate = options->link_rate}));
+  if (options->link_rate > 0.0 || options->link_latency_s > 0.0) {
+    communicator = Communicator(comm::CreateThrottledCommunicator(
+        communicator.impl(), {.rate = options->link_rate, .latency_s = options->link_latency_s}));
   }
   ZH_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                       Engine::Create(options->Engine(ranks.rank()), {std::move(communicator)},

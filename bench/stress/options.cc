@@ -6,6 +6,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
+#include <absl/time/time.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -91,10 +92,11 @@ Status CheckDisk(const StressOptions& o) {
                ? Bad("nvme needs --nvme-path: give at least one folder on a local disk")
                : absl::OkStatus();
   }
-  const std::pair<const char*, bool> of_disk[] = {{"--nvme-path", !o.nvme_paths.empty()},
-                                                  {"--window", o.window != 0},
-                                                  {"--faults", !o.faults.empty()},
-                                                  {"--throttle", o.read_rate + o.write_rate > 0}};
+  const std::pair<const char*, bool> of_disk[] = {
+      {"--nvme-path", !o.nvme_paths.empty()},
+      {"--window", o.window != 0},
+      {"--faults", !o.faults.empty()},
+      {"--throttle", o.read_rate + o.write_rate + o.latency_s > 0}};
   for (const auto& [flag, given] : of_disk) {
     if (given) return Bad(flag, " is of the disk: give --tier nvme with it");
   }
@@ -143,24 +145,34 @@ Status Check(const StressOptions& o) {
   return CheckDisk(o);
 }
 
-// "read=1GB/s,write=500MB/s".
+// "read=1GB/s,latency=0.1ms".
 Status ParseThrottle(const std::string& text, StressOptions& o) {
+  const std::pair<absl::string_view, double*> rates[] = {{"read", &o.read_rate},
+                                                         {"write", &o.write_rate},
+                                                         {"update", &o.update_rate},
+                                                         {"link", &o.link_rate}};
+  const std::pair<absl::string_view, double*> latencies[] = {{"latency", &o.latency_s},
+                                                             {"link-latency", &o.link_latency_s}};
   for (const absl::string_view part : absl::StrSplit(text, ',', absl::SkipEmpty())) {
-    const std::vector<std::string> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
-    double* const rate = sides[0] == "read"     ? &o.read_rate
-                         : sides[0] == "write"  ? &o.write_rate
-                         : sides[0] == "update" ? &o.update_rate
-                         : sides[0] == "link"   ? &o.link_rate
-                                                : nullptr;
-    StatusOr<int64_t> bytes = absl::InvalidArgumentError("");
-    if (rate != nullptr && sides.size() == 2) {
-      bytes = base::ParseBytes(std::string(absl::StripSuffix(sides[1], "/s")));
+    const std::pair<std::string, std::string> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    bool valid = false;
+    for (const auto& [name, rate] : rates) {
+      if (name != sides.first) continue;
+      const StatusOr<int64_t> bytes =
+          base::ParseBytes(std::string(absl::StripSuffix(sides.second, "/s")));
+      valid = bytes.ok() && *bytes > 0;
+      if (valid) *rate = static_cast<double>(*bytes);
     }
-    if (!bytes.ok() || *bytes <= 0) {
-      return Bad("--throttle ", part,
-                 " is no rate: give read=1GB/s, write=500MB/s, update=1GB/s or link=1GB/s");
+    for (const auto& [name, latency] : latencies) {
+      absl::Duration duration;
+      if (name != sides.first || !absl::ParseDuration(sides.second, &duration)) continue;
+      *latency = absl::ToDoubleSeconds(duration);
+      valid = *latency >= 0.0 && *latency <= 3600.0;
     }
-    *rate = static_cast<double>(*bytes);
+    if (valid) continue;
+    return Bad("--throttle ", part,
+               " is no rate and no latency: give read=1GB/s, write=500MB/s, update=1GB/s, "
+               "link=1GB/s, latency=1ms or link-latency=50us");
   }
   return absl::OkStatus();
 }
@@ -208,7 +220,8 @@ void DeclareWork(CLI::App& app, StressOptions& o, std::string& throttle) {
   app.add_option(
       "--throttle", throttle,
       "Of the disk and of updates, in bytes of records, as read=1GB/s,write=500MB/s,update=1GB/s; "
-      "of what a rank sends to others, link=1GB/s");
+      "of what a rank sends to others, link=1GB/s; of each transfer, latency=1ms, and of each "
+      "collective, link-latency=50us");
   app.add_flag("--overlap-next-forward", o.overlap_next_forward,
                "Updates go on under the next forward pass");
   app.add_option("--forward", o.forward_s,
@@ -262,6 +275,7 @@ EngineOptions StressOptions::Engine(int rank) const {
   options.offload.read_rate = read_rate;
   options.offload.write_rate = write_rate;
   options.offload.update_rate = update_rate;
+  options.offload.transfer_latency_s = latency_s;
   options.overlap_next_forward = overlap_next_forward;
   options.communication_timeout_s = communication_timeout_s;
   if (!trace.empty()) options.trace_path = rank == 0 ? trace : absl::StrCat(trace, ".", rank);

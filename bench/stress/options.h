@@ -31,7 +31,9 @@ struct StressOptions {
   double read_rate = 0.0;  // of --throttle, bytes a second; 0: the disk's own
   double write_rate = 0.0;
   double update_rate = 0.0;
+  double latency_s = 0.0;  // of each transfer
   double link_rate = 0.0;  // of what a rank sends
+  double link_latency_s = 0.0;
   bool overlap_next_forward = false;
   double forward_s = 0.0;
   double communication_timeout_s = EngineOptions{}.communication_timeout_s;

@@ -141,11 +141,13 @@ struct OffloadOptions {
   IoEngine io_engine = IoEngine::kBest;
   // For tests and benches: faults of the disk, "eio=0.01,short=0.2,seed=7" (zh-stress --help lists
   // the kinds); rates of reads, of writes and of updates, in bytes of records a second, 1 or more,
-  // or 0 for their own. A rate waits, and burns no core.
+  // or 0 for their own; seconds that each transfer takes besides, 0 to 3600, which those in flight
+  // share. They wait, and burn no core.
   std::string faults;
   double read_rate = 0.0;
   double write_rate = 0.0;
   double update_rate = 0.0;
+  double transfer_latency_s = 0.0;
 
   // InvalidArgument naming the field, its value and the legal range.
   ZH_EXPORT Status Validate() const;

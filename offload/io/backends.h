@@ -79,6 +79,7 @@ struct ThrottleSpec {
   double read_rate = 0.0;
   double write_rate = 0.0;
   double latency_s = 0.0;
+  bool operator==(const ThrottleSpec&) const = default;
 };
 std::unique_ptr<IoBackend> CreateThrottledBackend(std::unique_ptr<IoBackend> under,
                                                   const ThrottleSpec& spec);

@@ -217,6 +217,9 @@ Status OffloadOptions::Validate() const {
     const bool valid = rate == 0.0 || (rate >= 1.0 && std::isfinite(rate));
     if (!valid) return Bad(field, rate, "0 (no limit), or 1 or more, finite");
   }
+  if (!(transfer_latency_s >= 0.0 && transfer_latency_s <= 3600.0)) {
+    return Bad("transfer_latency_s", transfer_latency_s, "0 to 3600");
+  }
   return io::ParseFaultSpec(faults).status();
 }
 

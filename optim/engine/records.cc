@@ -34,9 +34,10 @@ absl::StatusOr<std::unique_ptr<io::IoBackend>> CreateBackend(const Records::Inpu
   const OffloadOptions& options = input.options;
   ZH_ASSIGN_OR_RETURN(std::unique_ptr<io::IoBackend> backend,
                       ChosenBackend(options.io_engine, input.books.notice));
-  if (options.read_rate > 0 || options.write_rate > 0) {
-    backend = io::CreateThrottledBackend(
-        std::move(backend), {.read_rate = options.read_rate, .write_rate = options.write_rate});
+  const io::ThrottleSpec throttle{options.read_rate, options.write_rate,
+                                  options.transfer_latency_s};
+  if (throttle != io::ThrottleSpec()) {
+    backend = io::CreateThrottledBackend(std::move(backend), throttle);
   }
   if (options.faults.empty()) return backend;
   return io::CreateFaultyBackend(std::move(backend), io::ParseFaultSpec(options.faults).value());

@@ -130,6 +130,13 @@ TEST(Stress, ASlowLinkIsPartOfTheBound) {
   EXPECT_GE(line["step_s"].get<double>(), 0.0999);
 }
 
+// One record at a time is read, updated and written: 5 ms for each of two transfers of each of 16,
+// but for the first read, which comes ahead.
+TEST(Stress, LatencyIsOfEachTransfer) {
+  const json line = Final(1, "--params 131072 --steps 1 --window 1 --throttle latency=5ms" + kDisk);
+  EXPECT_GE(line["step_s"].get<double>(), 0.1549);
+}
+
 TEST(Stress, FaultsOfTheDiskAreMended) {
   const std::string faults = "--faults short=0.3,again=0.3,late=0.3,seed=5";
   const std::string flags = "--params 1M --record 32Ki --steps 3 --verify " + faults + kDisk;
@@ -179,6 +186,8 @@ TEST(Stress, BadInputIsOneLine) {
        "--parameters none", "--tier nvme"},
       {"--master remainder --dtype fp16" + kDisk, "--master remainder", "--dtype bf16"},
       {"--throttle read=fast" + kDisk, "--throttle read=fast", "read=1GB/s"},
+      {"--throttle latency=5" + kDisk, "--throttle latency=5", "latency=1ms"},
+      {"--throttle link-latency=2h" + kDisk, "--throttle link-latency=2h", "link-latency=50us"},
       {"--forward -1" + kDisk, "--forward is -1", "0 to 3600"},
       {"--window -1" + kDisk, "--window is -1", "to 4096"},
       {"--faults what=1" + kDisk, "\"what=1\"", "short, again, eio"},
