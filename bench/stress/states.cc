@@ -18,7 +18,7 @@ StatusOr<HeldStates> StatesOf(const StressModel& model, const EngineOptions& opt
   config.parameter_frames = options.zero_stage >= 3;
   ZH_ASSIGN_OR_RETURN(const layout::Layout layout,
                       layout::Layout::Create(config, model.parameter_specs, model.unit_specs));
-  const engine::MemoryPlan plan = engine::MakeMemoryPlan(options, layout, model.unit_specs);
+  const engine::MemoryPlan plan = engine::MakeMemoryPlan(options, layout, model.unit_specs, {});
 
   const engine::Placement& placement = plan.placement;
   HeldStates held;

@@ -2,6 +2,7 @@
 // result or the order of collectives; Create compares them and names the first difference.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -82,16 +83,19 @@ struct LossScaleOptions {
 enum class IoEngine : uint8_t { kBest, kUring, kThreads };
 
 // How much of something may be somewhere, on this rank: bytes, and a fraction of all there is of
-// it. A number is bytes.
+// it. A whole number is bytes.
 struct Budget {
   constexpr Budget(int64_t bytes = 0, double fraction = 0.0)  // NOLINT: as said
       : bytes(bytes), fraction(fraction) {}
+  template <std::floating_point T>
+  Budget(T fraction) = delete;  // give Fraction(it)
   static constexpr Budget All() { return Fraction(1.0); }
   static constexpr Budget Fraction(double fraction) { return {0, fraction}; }
   friend bool operator==(const Budget&, const Budget&) = default;
 
   // Of `all_bytes`, at most all of them.
   constexpr int64_t Of(int64_t all_bytes) const {
+    if (fraction >= 1.0) return all_bytes;
     const auto part = static_cast<int64_t>(fraction * static_cast<double>(all_bytes));
     return bytes >= all_bytes - part ? all_bytes : bytes + part;
   }
@@ -100,7 +104,8 @@ struct Budget {
   double fraction;  // 0 to 1
 };
 
-// What one tier may hold, each by itself.
+// What one tier may hold, each by itself. A fraction is of what there is at Create or Move: units
+// that come later move nothing.
 struct TierBudgets {
   Budget states;      // of the optimizer, with the masters
   Budget parameters;  // this rank's shards (stage 3; what is not frozen, in units in frames)
@@ -190,8 +195,9 @@ struct EngineOptions {
   int64_t max_live_gradients_bytes = 0;
   // The most memory of the device (on a CPU the host's) that parameters and gradients may take
   // where the trainer sees them: those that stay, and the frames of those that come and go; a
-  // fraction is of what all would take if they stayed. Where it is not all, frames of which nothing
-  // is said above take what it leaves, up to all units. Less than the least is ResourceExhausted.
+  // fraction is of what all would take if they stayed, later units too. Where it is not all, frames
+  // of which nothing is said above take what it leaves, up to all units, and never shrink. Less
+  // than the least (with tied units as above) is ResourceExhausted.
   Budget device_budget = Budget::All();
   // Stage 3: units of fewer elements stay gathered.
   int64_t persistence_threshold_elems = 0;

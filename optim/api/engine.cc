@@ -185,8 +185,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
   std::vector<std::shared_ptr<comm::Communicator>> carriers;
   for (const Communicator& communicator : communicators) {
     if (communicator.impl() == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("communicators[", carriers.size(),
-                                                     "] is none: it was moved from; give a copy"));
+      const Status moved = absl::InvalidArgumentError(absl::StrCat(
+          "communicators[", carriers.size(), "] is none: it was moved from; give a copy"));
+      // Who made no such mistake waits for the first verdict.
+      return carriers.empty() ? moved : communicators[0].Agree(moved);
     }
     carriers.push_back(communicator.impl());
   }

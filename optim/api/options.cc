@@ -125,6 +125,11 @@ Status CheckPlaces(const EngineOptions& options) {
   const bool gradients = offload.host.gradients != Budget::All();
   ZH_RETURN_IF_ERROR(check("offload.host.parameters", parameters, 3));
   ZH_RETURN_IF_ERROR(check("offload.drop_parameters", offload.drop_parameters, 3));
+  if (offload.drop_parameters && parameters && offload.host.parameters.fraction > 0.0) {
+    return absl::InvalidArgumentError(
+        "offload.host.parameters is a fraction, which may mean less when units come, but with "
+        "drop_parameters it stays; give bytes");
+  }
   if (offload.drop_parameters && !parameters) {
     return absl::InvalidArgumentError(
         "offload.drop_parameters throws away what is beyond offload.host.parameters, which "

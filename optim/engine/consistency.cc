@@ -149,7 +149,8 @@ std::string DescribeOptions(const EngineOptions& options) {
                       DescribeLossScale(options.loss_scale), DescribeOffload(options.offload));
 }
 
-// Who finds a difference takes part in what is left: others wait there for it.
+// Of a difference in the first all ranks know. Who finds one in another takes part in what is left:
+// others wait there for it.
 absl::Status AgreeOnTexts(std::span<const std::shared_ptr<comm::Communicator>> communicators,
                           std::string_view what, const std::function<std::string(int)>& text_of) {
   absl::Status first;

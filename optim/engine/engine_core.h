@@ -183,11 +183,10 @@ class EngineCore : private StepActions {
   void Acquire(Call& call);
   absl::Status CheckKept(const Call& call) const;
   absl::Status AcquireParameters(UnitId unit, AcquireMode mode);
-  absl::Status AcquireGradients(std::span<const UnitId> begins);
-  void ReturnGradients(std::span<const UnitId> units);
-  bool MakeGradientRoom(UnitId unit);
+  absl::Status CheckGradientRoom(std::span<const UnitId> begins);
+  bool RoomMayCome(std::span<const UnitId> begins);
   bool MayCountAsAbsent(UnitId unit) const;
-  bool RoomMayCome(UnitId unit);
+  void AcquireGradients(std::span<const UnitId> begins);
   void AnswerAcquireIfReady();
   void Release(Call& call);
   void ReleaseParameters(UnitId unit, bool written);
@@ -320,6 +319,7 @@ class EngineCore : private StepActions {
   int64_t stall_since_ns_ = 0;
   std::vector<UnitId> begins_;  // of the acquire at hand
   std::vector<UnitId> ready_;
+  std::vector<UnitId> absent_;  // see CheckGradientRoom
   std::vector<Gather> gathers_;
   std::vector<Issue*> waiting_gathers_;  // in order, from the first whose unit is not updated
   std::vector<Move> moves_;              // of the answer at hand
@@ -360,7 +360,7 @@ class EngineCore : private StepActions {
   comm::Executor* gather_executor_ = nullptr;
   std::thread thread_;
 
-  std::unique_ptr<EngineCore> successor_;  // from the end of BuildSuccessor to the end of Extend
+  std::unique_ptr<EngineCore> successor_;  // from the end of BuildSuccessor until Extend has it
   bool in_charge_ = false;  // communicators and trace are this core's to use and to end
 };
 

@@ -48,8 +48,7 @@ absl::Status CheckParameters(const EngineCore::Input& input) {
   return absl::OkStatus();
 }
 
-// Ranks of the first communicator share options; of each, its parameters. All are compared, also
-// after a difference: ranks that know nothing of it wait in the others.
+// Ranks of the first communicator share options; of each, its parameters.
 absl::Status CompareOverRanks(const EngineCore::Input& input) {
   return AgreeOnTexts(input.communicators, "options, parameters and units", [&](int i) {
     std::string text = layout::Describe(input.parameters, input.units, i);
@@ -199,7 +198,8 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       ledger_(instruments_->ledger),
       sent_bytes_(instruments_->sent_bytes),
       trace_(instruments_->trace),
-      memory_plan_(MakeMemoryPlan(input_.options, layout_, input_.units)),
+      memory_plan_(MakeMemoryPlan(input_.options, layout_, input_.units,
+                                  before == nullptr ? FrameSizes() : before->memory_plan_.frames)),
       plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0, memory_plan_.placement)),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
@@ -232,7 +232,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
   }
   for (auto* list : {&shards_, &gather_shards_}) list->reserve(communicator_.size());
   for (auto* list : {&pieces_, &gather_pieces_}) list->reserve(communicator_.size());
-  for (auto* list : {&begins_, &ready_}) list->reserve(input_.units.size());
+  for (auto* list : {&begins_, &ready_, &absent_}) list->reserve(input_.units.size());
   moves_.reserve(2 * input_.units.size());
   gathers_.reserve(input_.units.size());
   waiting_gathers_.reserve(input_.units.size());
@@ -414,7 +414,7 @@ std::vector<memory::FaultMap::Entry> EngineCore::FaultEntries() const {
 }
 
 absl::Status EngineCore::CheckBudgets() const {
-  ZH_RETURN_IF_ERROR(CheckFrames(input_.options, layout_, input_.units));
+  ZH_RETURN_IF_ERROR(CheckFrames(input_.options, layout_, input_.units, memory_plan_.frames));
   return CheckDiskBudgets(input_.options, layout_, memory_plan_.placement);
 }
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <utility>
 
 #include "optim/engine/engine_core.h"
+#include "src/base/check.h"
 #include "src/base/hash.h"
 #include "src/base/status_macros.h"
 
@@ -33,7 +33,7 @@ void EngineCore::BeginMicroBatch(Call& call) {
   Answer(call, absl::OkStatus());
 }
 
-// Within limits that leave their products and sums finite, and as exact as fp32 has them.
+// Within limits that leave their sum, the divisor, a normal number of fp32.
 absl::Status EngineCore::CheckWeight(double weight) const {
   const bool weighted = input_.options.reduction == GradientReduction::kWeightedMean;
   if (!weighted && weight != 1.0) {
@@ -68,13 +68,11 @@ void EngineCore::Acquire(Call& call) {
   gathers_.clear();
   absl::Status status = window_.CheckAcquire(call.unit, call.mode, &begins_);
   if (status.ok()) status = CheckKept(call);
-  // First what ranks may be refused apart: room for parameters is the same on all, and who is
-  // refused has gathered nothing that others do not.
-  if (status.ok()) status = AcquireGradients(begins_);
-  if (status.ok()) {
-    status = AcquireParameters(call.unit, call.mode);
-    if (!status.ok()) ReturnGradients(begins_);
-  }
+  // Ranks may be refused apart here, so before they do anything; room for parameters is the same on
+  // all of them.
+  if (status.ok()) status = CheckGradientRoom(begins_);
+  if (status.ok()) status = AcquireParameters(call.unit, call.mode);
+  if (status.ok()) AcquireGradients(begins_);
   IssueGathers();
   if (!status.ok()) return Answer(call, std::move(status));
   window_.Acquire(call.unit, call.mode);
@@ -114,58 +112,58 @@ absl::Status EngineCore::AcquireParameters(UnitId unit, AcquireMode mode) {
   return absl::OkStatus();
 }
 
-absl::Status EngineCore::AcquireGradients(std::span<const UnitId> begins) {
-  for (size_t i = 0; i < begins.size(); ++i) {
-    const layout::UnitPlace& place = layout_.units()[begins[i]];
-    if (!place.gradients_framed || MakeGradientRoom(begins[i])) continue;
-    ReturnGradients(begins.first(i));
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "Acquire(kBackward): gradients of unit ", input_.units[begins[i]].name, " need ",
-        place.gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
-        memory_plan_.frames.gradients,
-        ", and what holds the rest has not reported or is reduced after it; call GradReady in the "
-        "reverse order of the list of units, or raise the option"));
-  }
-  return absl::OkStatus();
-}
-
-void EngineCore::ReturnGradients(std::span<const UnitId> units) {
-  for (const UnitId unit : units) {
-    if (gradient_frames_.ExtentOf(unit)) gradient_frames_.Issued(unit, 0);
-  }
+// Whether there is, or can be, room for the gradients of all these units. Changes nothing: units
+// that make room by being absent are put on a list.
+absl::Status EngineCore::CheckGradientRoom(std::span<const UnitId> begins) {
+  absent_.clear();
+  if (begins.empty()) return absl::OkStatus();
+  gradient_frames_.BeginTrial();
+  const UnitId full = gradient_frames_.FirstThatDoesNotFit(begins);
+  if (full < 0 || (RoundOpen() && RoomMayCome(begins))) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "Acquire(kBackward): gradients of unit ", input_.units[full].name, " need ",
+      layout_.units()[full].gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
+      memory_plan_.frames.gradients,
+      " (or device_budget does), and what holds the rest has not reported or is reduced after it; "
+      "call GradReady in the reverse order of the list of units, or raise the option"));
 }
 
 // Units that are reduced before those that wait, and that nobody has acquired, count as absent when
 // there is no room: else who waits for them would wait for ever. One that has a frame is in use: by
-// a unit that uses its parameters, or it is being acquired now.
-bool EngineCore::MakeGradientRoom(UnitId unit) {
-  if (gradient_frames_.Allocate(unit)) return true;
-  if (!RoundOpen() || !RoomMayCome(unit)) return false;
-  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other > unit; --other) {
-    if (!MayCountAsAbsent(other)) continue;
-    window_.CountAsAbsent(other);
-    step_.UnitReady(other);
-    step_.Pump();
-    if (gradient_frames_.Allocate(unit)) return true;
+// a unit that uses its parameters; one that is being acquired now waits for its own report.
+bool EngineCore::RoomMayCome(std::span<const UnitId> begins) {
+  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
+    if (reductions_of_unit_[other] == 0) continue;
+    if (step_.Ready(other)) {
+      gradient_frames_.TryWithout(other);
+      continue;
+    }
+    // What is ready behind an absent one is reduced with it, so all of that comes before the
+    // answer.
+    if (!absent_.empty() && gradient_frames_.FirstThatDoesNotFit(begins) < 0) return true;
+    if (std::ranges::count(begins, other) > 0 || !MayCountAsAbsent(other)) return false;
+    absent_.push_back(other);
   }
-  return false;
+  return gradient_frames_.FirstThatDoesNotFit(begins) < 0;
 }
 
 bool EngineCore::MayCountAsAbsent(UnitId unit) const {
-  return window_.Idle(unit) && !step_.Ready(unit) && layout_.units()[unit].gradients_framed &&
+  return window_.Idle(unit) && layout_.units()[unit].gradients_framed &&
          !gradient_frames_.ExtentOf(unit);
 }
 
-// Whether reductions that may run before the unit's own leave it room: a call that is refused has
-// made none absent.
-bool EngineCore::RoomMayCome(UnitId unit) {
-  ready_.clear();
-  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other > unit; --other) {
-    const bool waits = reductions_of_unit_[other] > 0 && !step_.Ready(other);
-    if (waits && !MayCountAsAbsent(other)) break;
-    if (gradient_frames_.ExtentOf(other)) ready_.push_back(other);
+// As CheckGradientRoom has seen it.
+void EngineCore::AcquireGradients(std::span<const UnitId> begins) {
+  for (const UnitId unit : absent_) {
+    window_.CountAsAbsent(unit);
+    step_.UnitReady(unit);
   }
-  return gradient_frames_.FitsWithout(ready_, unit);
+  if (!absent_.empty()) step_.Pump();
+  for (const UnitId unit : begins) {
+    if (!layout_.units()[unit].gradients_framed) continue;
+    const bool has_room = gradient_frames_.Allocate(unit);
+    ZH_CHECK(has_room, unit);
+  }
 }
 
 void EngineCore::AnswerAcquireIfReady() {

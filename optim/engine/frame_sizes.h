@@ -19,12 +19,13 @@ struct FrameSizes {
   int64_t staging = 0;
 };
 
+// `before`: what there is already, and stays.
 FrameSizes SizeFrames(const EngineOptions& options, const layout::Layout& layout,
-                      std::span<const UnitSpec> units);
+                      std::span<const UnitSpec> units, const FrameSizes& before);
 
 // InvalidArgument where a unit does not fit into what was asked, ResourceExhausted where all does
 // not into the device's budget; naming the option and what is needed.
 absl::Status CheckFrames(const EngineOptions& options, const layout::Layout& layout,
-                         std::span<const UnitSpec> units);
+                         std::span<const UnitSpec> units, const FrameSizes& sizes);
 
 }  // namespace zerohold::engine

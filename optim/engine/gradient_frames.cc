@@ -11,6 +11,7 @@ GradientFrames::GradientFrames(const layout::Layout& layout, int64_t frame_bytes
     : layout_(layout),
       allocator_(frame_bytes),
       trial_(frame_bytes),
+      placed_(frame_bytes),
       extents_(layout.units().size()) {
   busy_.reserve(layout.units().size());
 }
@@ -24,10 +25,20 @@ bool GradientFrames::Allocate(UnitId unit) {
   return true;
 }
 
-bool GradientFrames::FitsWithout(std::span<const UnitId> others, UnitId unit) {
-  trial_ = allocator_;
-  for (const UnitId other : others) trial_.Free(*extents_[other]);
-  return trial_.Allocate(layout_.units()[unit].gradient_bytes.size()).has_value();
+void GradientFrames::TryWithout(UnitId unit) {
+  if (extents_[unit]) trial_.Free(*extents_[unit]);
+}
+
+UnitId GradientFrames::FirstThatDoesNotFit(std::span<const UnitId> units) {
+  placed_ = trial_;
+  int64_t next = next_;
+  for (const UnitId unit : units) {
+    if (!layout_.units()[unit].gradients_framed) continue;
+    const auto extent = placed_.Allocate(layout_.units()[unit].gradient_bytes.size(), next);
+    if (!extent) return unit;
+    next = extent->offset + extent->bytes;
+  }
+  return -1;
 }
 
 void GradientFrames::Issued(UnitId unit, int64_t reductions) {

@@ -23,8 +23,11 @@ class GradientFrames {
   // False when there is no room. Requires: the unit has none.
   bool Allocate(UnitId unit);
   std::optional<memory::Extent> ExtentOf(UnitId unit) const { return extents_[unit]; }
-  // Whether it would be true if these had theirs no longer.
-  bool FitsWithout(std::span<const UnitId> others, UnitId unit);
+  // A trial of what Allocate would do: from how it is now, less what is tried without.
+  void BeginTrial() { trial_ = allocator_; }
+  void TryWithout(UnitId unit);
+  // Of units that are allocated in this order; -1 when all fit.
+  UnitId FirstThatDoesNotFit(std::span<const UnitId> units);
   // `reductions` of the unit are issued and read the frame; the unit has it no longer.
   void Issued(UnitId unit, int64_t reductions);
   // One of them is done.
@@ -41,7 +44,8 @@ class GradientFrames {
 
   const layout::Layout& layout_;
   memory::ExtentAllocator allocator_;
-  memory::ExtentAllocator trial_;  // see FitsWithout; here so that it allocates nothing
+  memory::ExtentAllocator trial_;  // members, so that a trial allocates nothing
+  memory::ExtentAllocator placed_;
   std::vector<std::optional<memory::Extent>> extents_;
   int64_t next_ = 0;        // where the search for room begins
   std::vector<Busy> busy_;  // in the order of issue

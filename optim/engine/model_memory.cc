@@ -41,7 +41,7 @@ class ModelMemory::Pieces {
 };
 
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
-                          std::span<const UnitSpec> units) {
+                          std::span<const UnitSpec> units, const FrameSizes& before) {
   MemoryPlan plan;
   const kernels::RuleFacts& rule = *kernels::FactsOf(options.rule);
   plan.moment1 = rule.moment1;
@@ -60,7 +60,7 @@ MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& la
   const bool plain = plan.sum_levels == 0 && !layout.config().gradient_frames;
   plan.sums_in_place = plain && all_fp32;
   plan.full_sums = accumulates && plain && !all_fp32;
-  plan.frames = SizeFrames(options, layout, units);
+  plan.frames = SizeFrames(options, layout, units, before);
   plan.placement = Place(options, layout, plan.sum_levels == 0);
   plan.frames.staging = plan.placement.staging_bytes();
   return plan;

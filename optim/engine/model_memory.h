@@ -59,8 +59,9 @@ struct MemoryPlan {
   FrameSizes frames;
   Placement placement;
 };
+// `before`: the frames of the core that this one succeeds.
 MemoryPlan MakeMemoryPlan(const EngineOptions& options, const layout::Layout& layout,
-                          std::span<const UnitSpec> units);
+                          std::span<const UnitSpec> units, const FrameSizes& before);
 
 class ModelMemory {
  public:

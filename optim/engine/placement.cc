@@ -110,7 +110,9 @@ absl::Status CheckDiskBudgets(const EngineOptions& options, const layout::Layout
   };
   const TierBudgets& nvme = options.offload.nvme;
   ZH_RETURN_IF_ERROR(check("states", sizes.states, placement.states, nvme.states));
-  ZH_RETURN_IF_ERROR(check("parameters", sizes.parameters, placement.copies, nvme.parameters));
+  if (!placement.drop_copies) {
+    ZH_RETURN_IF_ERROR(check("parameters", sizes.parameters, placement.copies, nvme.parameters));
+  }
   return check("gradients", sizes.gradients, placement.gradients, nvme.gradients);
 }
 

@@ -60,8 +60,9 @@ absl::Status Residency::Acquire(UnitId unit, Pass pass, std::vector<Gather>* gat
       return absl::ResourceExhaustedError(absl::StrCat(
           "Acquire: unit ", units_[unit].name, " needs ",
           layout_.units()[unit].parameter_bytes.size(),
-          " bytes, but max_live_parameters_bytes gives ", frame_bytes_, " and acquired units (",
-          pinned.empty() ? "none" : pinned, ") hold theirs; release units, or raise the option"));
+          " bytes, but max_live_parameters_bytes gives ", frame_bytes_,
+          " (or device_budget does) and acquired units (", pinned.empty() ? "none" : pinned,
+          ") hold theirs; release units, or raise the option"));
     }
     gathers->push_back({unit, *state.extent});
   }

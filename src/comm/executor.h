@@ -18,8 +18,8 @@ struct Task {
 
 class Executor {
  public:
-  explicit Executor(bool own_thread);
-  ~Executor();  // runs what was posted, then ends
+  explicit Executor(bool own_thread);  // throws std::system_error where it gets no thread
+  ~Executor();                         // runs what was posted, then ends
   bool own_thread() const;
   void Post(Task task);
 

@@ -133,6 +133,14 @@ TEST(Lifetime, ACommunicatorThatWasMovedFromIsRefused) {
   const Status refused = Engine::Create({}, {taken, first}, {}, {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_THAT(Text(refused), HasSubstr("communicators[1] is none"));
+  RunRanks(2, [](int rank, const Communicator& ranks) {
+    Communicator own = SelfCommunicator();
+    if (rank == 1) const Communicator taken = std::move(own);
+    const ModelSpec model = Tensors({300});
+    const Status status =
+        Engine::Create(OptionsOfStage(1), {ranks, own}, model.parameters, model.units).status();
+    EXPECT_THAT(Text(status), HasSubstr("rank 1: communicators[1] is none"));
+  });
 }
 
 // Gathers ahead of a pass that never comes do not make Close fail, nor end the communicator.

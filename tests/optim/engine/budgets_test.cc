@@ -144,7 +144,7 @@ TEST(Budgets, FramesTakeWhatTheDeviceHas) {
   const struct {
     Budget budget;
     int64_t frames;
-  } cases[] = {{Budget::All(), 4 * 2},    {Budget::Fraction(0.5), 8}, {6 * kFrame, 6},
+  } cases[] = {{Budget::All(), 4},        {Budget::Fraction(0.5), 8}, {6 * kFrame, 6},
                {2 * kFrame, 2},           {3 * kFrame + 5, 3},        {100 * kFrame, 16},
                {Budget(kFrame, 0.125), 3}};
   for (const auto& [budget, frames] : cases) {
@@ -154,16 +154,57 @@ TEST(Budgets, FramesTakeWhatTheDeviceHas) {
     EXPECT_EQ(Train(options), expected);
     Trainer trainer(options, SelfCommunicator(), EightUnits(), SeededValue);
     const int64_t bytes = trainer.engine().Memory().Bytes(Tier::kHost, MemoryKind::kFrames);
-    EXPECT_EQ(bytes, budget == Budget::All() ? 4 * kFrame : frames * kFrame);
+    EXPECT_EQ(bytes, frames * kFrame);
   }
 }
 
 TEST(Budgets, FramesThatWereAskedForAreKept) {
   EngineOptions options = Options(3);
-  options.device_budget = 10 * kFrame;
+  options.device_budget = 100 * kFrame;
   options.max_live_gradients_bytes = 2 * kFrame;
   Trainer trainer(options, SelfCommunicator(), EightUnits(), SeededValue);
-  EXPECT_EQ(trainer.engine().Memory().Bytes(Tier::kHost, MemoryKind::kFrames), 10 * kFrame);
+  EXPECT_EQ(trainer.engine().Memory().Bytes(Tier::kHost, MemoryKind::kFrames), (8 + 2) * kFrame);
+}
+
+// What a unit uses may lie in the middle of the frames: there is room on either side of it.
+TEST(Budgets, TheLeastThatIsGrantedServesTiedUnits) {
+  ModelSpec model = TensorsInUnits({3000, 3 * kFrame / 4, 3 * kFrame / 4, 3 * kFrame / 4, 3000});
+  model.units[4].uses = {"a"};
+  std::vector<float> expected;
+  for (const Budget& budget : {Budget::All(), Budget(1), Budget::Fraction(0.75), Budget(1 << 30)}) {
+    EngineOptions options = Options(3);
+    options.device_budget = budget;
+    Status status =
+        Engine::Create(options, {SelfCommunicator()}, model.parameters, model.units).status();
+    if (budget == 1) {  // the least is told
+      const std::string text(status.message());
+      options.device_budget = std::stoll(text.substr(text.find("frames ") + 7));
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      status = absl::OkStatus();
+    }
+    ASSERT_TRUE(status.ok()) << status;
+    Trainer trainer(options, SelfCommunicator(), model, SeededValue);
+    for (int step = 0; step < 3; ++step) trainer.Step(SeededGradient(0, step));
+    const std::vector<float> states = trainer.ReadStates();
+    if (expected.empty()) expected = states;
+    EXPECT_EQ(states, expected);
+  }
+}
+
+// Frames that are there stay, and count, when units come.
+TEST(Budgets, UnitsThatComeLaterKeepToTheDevicesBudget) {
+  EngineOptions options = Options(3);
+  options.device_budget = 8 * kFrame;
+  Trainer trainer(options, SelfCommunicator(), EightUnits(), SeededValue);
+  trainer.Step(SeededGradient(0, 0));
+  const Status small = trainer.AddUnits({{{"late", {10}}}, {{"late", {"late"}, {}}}}, SeededValue);
+  ASSERT_TRUE(small.ok()) << small;
+  EXPECT_EQ(trainer.engine().Memory().Bytes(Tier::kHost, MemoryKind::kFrames), 8 * kFrame);
+  const ModelSpec large = {{{"large", {5 * kFrame / 4}}}, {{"large", {"large"}, {}}}};
+  const Status refused = trainer.engine().AddUnits(large.parameters, large.units);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("device_budget is 16777216 bytes"));
+  EXPECT_TRUE(trainer.Step(SeededGradient(0, 1)).applied);
 }
 
 TEST(Budgets, ADeviceThatIsTooSmallIsRefused) {

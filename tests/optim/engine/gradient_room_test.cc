@@ -140,6 +140,60 @@ TEST(GradientRoom, ARefusedAcquireLeavesOtherUnitsTheirTurn) {
   });
 }
 
+// Nor does it make absent what it begins itself: here the first unit uses the last one, which the
+// others wait for.
+TEST(GradientRoom, AUnitThatIsBeingAcquiredIsNotAbsent) {
+  RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_parameters_bytes = 4 * kFrame;
+    options.max_live_gradients_bytes = 2 * kFrame;
+    ModelSpec model = FourUnits();
+    model.units[0].uses = {"d"};
+    Trainer right(options, ranks, model, Constant(1));
+    right.Step(SeededGradient(rank, 0), {1, 2});
+    const std::vector<float> first = right.ReadStates();
+    right.Step(SeededGradient(rank, 1), {1, 2});
+    const std::vector<float> second = right.ReadStates();
+    EXPECT_TRUE(right.engine().Close().ok());
+
+    Trainer trainer(options, ranks, model, Constant(1));
+    ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+    for (const UnitId unit : {2, 1}) trainer.Backward(unit, SeededGradient(rank, 0));
+    const Status status = trainer.engine().Acquire(0, AcquireMode::kBackward);
+    EXPECT_EQ(status.code(), Code::kResourceExhausted) << status;
+    EXPECT_TRUE(trainer.Step().applied);
+    EXPECT_EQ(trainer.ReadStates(), first);
+    EXPECT_TRUE(trainer.Step(SeededGradient(rank, 1), {1, 2}).applied);
+    EXPECT_EQ(trainer.ReadStates(), second);
+  });
+}
+
+// Room for one of two gradients is none.
+TEST(GradientRoom, RoomForAPartMakesNothingAbsent) {
+  RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_parameters_bytes = 6 * kFrame;
+    options.max_live_gradients_bytes = 2 * kFrame;
+    ModelSpec model = TensorsInUnits(std::vector<int64_t>(6, kElems));
+    model.units[3].uses = {"c"};
+    Trainer trainer(options, ranks, model, Constant(1));
+    Engine& engine = trainer.engine();
+    ASSERT_TRUE(engine.BeginMicroBatch().ok());
+    ASSERT_TRUE(engine.Acquire(0, AcquireMode::kBackward).ok());
+    trainer.Backward(4, SeededGradient(rank, 0));
+    for (const UnitId unit : {3, 5}) {
+      EXPECT_EQ(engine.Acquire(unit, AcquireMode::kBackward).code(), Code::kResourceExhausted);
+    }
+    ASSERT_TRUE(engine.GradAbsent(5).ok());  // makes the room that 5 needed no more
+    ASSERT_TRUE(engine.Acquire(2, AcquireMode::kBackward).ok());
+    for (const UnitId unit : {2, 0}) {
+      trainer.Backward(unit, SeededGradient(rank, 0));
+      ASSERT_TRUE(engine.Release(unit).ok());
+    }
+    EXPECT_TRUE(trainer.Step().applied);
+  });
+}
+
 // What is never reduced never stands before others: it may come whenever it likes.
 TEST(GradientRoom, AFrozenUnitDoesNotCountAsAbsent) {
   RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {

@@ -149,14 +149,17 @@ OffloadOptions DrawOffload(Random& random, const std::string& folder) {
   return offload;
 }
 
-// Where disks are used: of gradients and parameters, at stages that have them in frames.
-void DrawBudgets(Random& random, int zero_stage, OffloadOptions& offload) {
+// Where disks are used: of gradients and parameters, at stages that have them in frames, and of
+// gradients that are not summed.
+void DrawBudgets(Random& random, const EngineOptions& options, OffloadOptions& offload) {
   if (offload.nvme_paths.empty()) return;
   const auto budget = [&] {
     return random.Of<Budget>({0, 3000, Budget::Fraction(0.5), Budget::All()});
   };
-  if (zero_stage >= 2) offload.host.gradients = budget();
-  if (zero_stage >= 3) offload.host.parameters = budget();
+  const bool sums =
+      options.max_micro_batches > 1 || options.reduction == GradientReduction::kWeightedMean;
+  if (options.zero_stage >= 2 && !sums) offload.host.gradients = budget();
+  if (options.zero_stage >= 3) offload.host.parameters = budget();
 }
 
 // Micro-batches that are summed; in one order at all stages, or in one for each two of them.
@@ -270,19 +273,20 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   const bool holds = std::ranges::any_of(program.steps, &Step::holds);
   if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
   if (holds) options.max_live_parameters_bytes = room.all + kFrame;
+  if (random.OneIn(4)) options.device_budget = int64_t{1} << 40;  // frames for all units
   const bool wide = holds || room.tied || program.steps[0].shuffled;
   if (wide) options.max_live_gradients_bytes = room.all + kFrame;
   if (!wide) options.max_live_gradients_bytes = 0;
   if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
   if (random.OneIn(2)) options.offload = DrawOffload(random, folder);
-  DrawBudgets(random, options.zero_stage, options.offload);
+  DrawBudgets(random, options, options.offload);
   way.uneven = random.OneIn(3);
   const bool moves = random.OneIn(3);
   for (size_t i = 0; i < program.steps.size(); ++i) {
     way.moves.emplace_back();
     if (!moves || !random.OneIn(2)) continue;
     way.moves.back() = random.OneIn(3) ? OffloadOptions() : DrawOffload(random, folder);
-    DrawBudgets(random, options.zero_stage, *way.moves.back());
+    DrawBudgets(random, options, *way.moves.back());
   }
   return way;
 }
@@ -292,7 +296,7 @@ Way VaryWithFaults(const Program& program, Random& random, const std::string& fo
   way.moves.clear();
   OffloadOptions& offload = way.options.offload;
   offload = DrawOffload(random, folder);
-  DrawBudgets(random, way.options.zero_stage, offload);
+  DrawBudgets(random, way.options, offload);
   if (random.OneIn(2)) way.options.record_elems = 256;  // many transfers
   const std::string faults = absl::StrCat(
       random.Of({"eio", "enospc", "flip", "stale"}), "=", random.Of({"0.3", "0.05", "0.01"}),
@@ -317,14 +321,14 @@ OffloadOptions OffloadOf(const Way& way, OffloadOptions offload, int rank) {
 
 std::string Describe(const Way& way) {
   const EngineOptions& o = way.options;
-  std::string text =
-      absl::StrCat("stage ", o.zero_stage, ", bucket ", o.bucket_elems, ", record ", o.record_elems,
-                   ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems,
-                   ", live ", o.max_live_parameters_bytes, "/", o.max_live_gradients_bytes,
-                   ", order ", static_cast<int>(o.check_collective_order), ", overlap ",
-                   static_cast<int>(o.overlap_next_forward), ", instructions ",
-                   static_cast<int>(o.instruction_set), way.uneven ? ", uneven" : "", "\nat first ",
-                   Describe(o.offload));
+  std::string text = absl::StrCat(
+      "stage ", o.zero_stage, ", bucket ", o.bucket_elems, ", record ", o.record_elems,
+      ", threads ", o.update_threads, ", persistence ", o.persistence_threshold_elems, ", device ",
+      Describe(o.device_budget), ", live ", o.max_live_parameters_bytes, "/",
+      o.max_live_gradients_bytes, ", order ", static_cast<int>(o.check_collective_order),
+      ", overlap ", static_cast<int>(o.overlap_next_forward), ", instructions ",
+      static_cast<int>(o.instruction_set), way.uneven ? ", uneven" : "", "\nat first ",
+      Describe(o.offload));
   for (size_t i = 0; i < way.moves.size(); ++i) {
     if (way.moves[i]) absl::StrAppend(&text, "\nbefore step ", i, " ", Describe(*way.moves[i]));
   }
