@@ -91,12 +91,12 @@ FrameSizes SizeFrames(const EngineOptions& options, const layout::Layout& layout
       BoundsOf(options.max_live_parameters_bytes, needs.parameters, fill, before.parameters);
   const Bounds gradients =
       BoundsOf(options.max_live_gradients_bytes, needs.gradients, fill, before.gradients);
-  const int64_t room = DeviceBytes(options.device_budget, needs) - needs.resident;
+  const int64_t both = std::max<int64_t>(parameters.most + gradients.most, 1);
+  const int64_t room = std::min(DeviceBytes(options.device_budget, needs) - needs.resident, both);
   const auto clamp = [](int64_t bytes, const Bounds& bounds) {
     return std::clamp(bytes / base::kFrameBytes * base::kFrameBytes, bounds.least, bounds.most);
   };
   // In proportion to what there is of each, the least of both first.
-  const int64_t both = std::max<int64_t>(parameters.most + gradients.most, 1);
   const auto share = static_cast<int64_t>(
       static_cast<double>(room) * static_cast<double>(parameters.most) / static_cast<double>(both));
   FrameSizes sizes;

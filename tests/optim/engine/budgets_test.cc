@@ -144,8 +144,13 @@ TEST(Budgets, FramesTakeWhatTheDeviceHas) {
   const struct {
     Budget budget;
     int64_t frames;
-  } cases[] = {{Budget::All(), 4},        {Budget::Fraction(0.5), 8}, {6 * kFrame, 6},
-               {2 * kFrame, 2},           {3 * kFrame + 5, 3},        {100 * kFrame, 16},
+  } cases[] = {{Budget::All(), 4},
+               {Budget::Fraction(0.5), 8},
+               {6 * kFrame, 6},
+               {2 * kFrame, 2},
+               {3 * kFrame + 5, 3},
+               {100 * kFrame, 16},
+               {std::numeric_limits<int64_t>::max(), 16},
                {Budget(kFrame, 0.125), 3}};
   for (const auto& [budget, frames] : cases) {
     SCOPED_TRACE(absl::StrCat(budget.bytes, " + ", budget.fraction));
