@@ -186,7 +186,7 @@ struct EngineOptions {
   // Stage 3: bytes of gathered parameters on this rank at one time; stages 2 and 3: bytes of
   // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages, each in
   // one piece (who gives no more may be told ResourceExhausted where tied units lie between); 0
-  // takes room for the two largest, and for what is used besides. More lets more gathers and
+  // takes room for two, and for what tied units keep besides. More lets more gathers and
   // reductions run ahead, up to twice what all units take. Stage 3, where some ranks report a unit
   // that others leave out: the others say so (GradAbsent), or this is room for the gradients of all
   // units; else who has none left waits for the others' part in a reduction while they wait for it

@@ -275,6 +275,7 @@ class EngineCore : private StepActions {
   std::unique_ptr<memory::FaultMap> fault_map_;
   memory::HostBuffer scratch_;
   StepPlan plan_;
+  std::vector<UnitId> reduction_order_;
   std::vector<int64_t> reductions_of_unit_;
   // What a step waits for while no record is updated, and when all are.
   zerohold::Stall between_updates_ = Stall::kUpdate;

@@ -201,6 +201,7 @@ EngineCore::EngineCore(Input input, layout::Layout layout, const EngineCore* bef
       memory_plan_(MakeMemoryPlan(input_.options, layout_, input_.units,
                                   before == nullptr ? FrameSizes() : before->memory_plan_.frames)),
       plan_(BuildStepPlan(layout_, memory_plan_.sum_levels > 0, memory_plan_.placement)),
+      reduction_order_(ReductionOrder(layout_)),
       reductions_of_unit_(input_.units.size(), 0),
       queue_(plan_.operations.size() + 16),
       window_(input_.units, FreshEachMicroBatch()),
@@ -318,7 +319,8 @@ absl::Status EngineCore::PrepareGathers() {
     ZH_RETURN_IF_ERROR(input_.communicators[i]->AllReduce({"needs of frames"}, {}, ends, {}));
     alike &= ends[0] == -ends[1];
   }
-  int64_t any[] = {layout_.max_framed_parameter_bytes() > 0 ? 1 : 0, alike ? 0 : 1};
+  const bool framed = std::ranges::any_of(layout_.units(), &layout::UnitPlace::parameters_framed);
+  int64_t any[] = {framed ? 1 : 0, alike ? 0 : 1};
   ZH_RETURN_IF_ERROR(communicator_.AllReduce({"frames"}, {}, any, {}));
   residency_.set_on_demand(any[1] != 0);
   if (any[0] == 0 || gather_communicators_ != input_.communicators) return absl::OkStatus();

@@ -132,7 +132,7 @@ absl::Status EngineCore::CheckGradientRoom(std::span<const UnitId> begins) {
 // there is no room: else who waits for them would wait for ever. One that has a frame is in use: by
 // a unit that uses its parameters; one that is being acquired now waits for its own report.
 bool EngineCore::RoomMayCome(std::span<const UnitId> begins) {
-  for (auto other = static_cast<UnitId>(input_.units.size()) - 1; other >= 0; --other) {
+  for (const UnitId other : reduction_order_) {
     if (reductions_of_unit_[other] == 0) continue;
     if (step_.Ready(other)) {
       gradient_frames_.TryWithout(other);

@@ -3,7 +3,9 @@
 #include <absl/strings/str_cat.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "optim/engine/window.h"
@@ -14,37 +16,54 @@ namespace zerohold::engine {
 namespace {
 
 // Frames of one kind, bytes.
-struct Need {
-  std::vector<int64_t> of_units;  // each with the units that it uses
-  int64_t all = 0;                // of all units at once
-  int64_t largest = 0;            // unit by itself
-  int64_t used = 0;               // by another, the most
+class Need {
+ public:
+  explicit Need(std::vector<int64_t> bytes) : beside(bytes.size(), 0), bytes_(std::move(bytes)) {
+    for (const int64_t unit : bytes_) {
+      all += unit;
+      largest = std::max(largest, unit);
+    }
+  }
+  // While `unit` is used those `there` have frames, the `coming` last of them for it first. One
+  // that comes needs a gap, and the others may leave it as many as they are, and one more.
+  void Use(UnitId unit, std::span<const UnitId> there, size_t coming) {
+    int64_t pieces = 0;
+    for (const UnitId other : there) {
+      beside[unit] += bytes_[other];
+      pieces += bytes_[other] > 0;
+    }
+    least = std::max(least, beside[unit]);
+    for (const UnitId other : there.last(coming)) {
+      if (bytes_[other] > 0) least = std::max(least, beside[unit] + (pieces - 1) * bytes_[other]);
+    }
+  }
 
-  int64_t Least() const { return of_units.empty() ? 0 : std::ranges::max(of_units); }
+  std::vector<int64_t> beside;  // by unit, with it
+  int64_t all = 0;              // of all units at once
+  int64_t largest = 0;          // unit by itself
+  int64_t least = 0;            // for one unit after another, wherever what is beside it lies
+
+ private:
+  std::vector<int64_t> bytes_;  // by unit, of it alone
 };
 
 struct Needs {
-  Needs(const layout::Layout& layout, std::span<const UnitSpec> units) {
-    const auto add = [](Need& need, bool framed, int64_t bytes, bool by_another) {
-      if (!framed) return;
-      need.of_units.back() += bytes;
-      if (by_another) need.used = std::max(need.used, bytes);
-    };
+  Needs(const layout::Layout& layout, std::span<const UnitSpec> units)
+      : parameters(BytesOf(layout, &layout::UnitPlace::parameters_framed,
+                           &layout::UnitPlace::parameter_bytes)),
+        gradients(BytesOf(layout, &layout::UnitPlace::gradients_framed,
+                          &layout::UnitPlace::gradient_bytes)) {
     const Window window(units, std::vector<bool>(units.size(), false));
-    for (UnitId i = 0; i < static_cast<UnitId>(units.size()); ++i) {
-      for (Need* need : {&parameters, &gradients}) need->of_units.push_back(0);
-      for (const UnitId touched : window.Touched(i)) {
-        const layout::UnitPlace& unit = layout.units()[touched];
-        add(parameters, unit.parameters_framed, unit.parameter_bytes.size(), touched != i);
-        add(gradients, unit.gradients_framed, unit.gradient_bytes.size(), touched != i);
-      }
+    std::vector<UnitId> begun;  // gradients that are not whole yet, as a backward pass has them
+    for (auto unit = static_cast<UnitId>(units.size()) - 1; unit >= 0; --unit) {
+      const std::span<const UnitId> touched = window.Touched(unit);
+      parameters.Use(unit, touched, touched.size());
+      const size_t before = begun.size();
+      std::ranges::copy_if(touched, std::back_inserter(begun),
+                           [&](UnitId other) { return layout.units()[other].last_touch == unit; });
+      gradients.Use(unit, begun, begun.size() - before);
+      std::erase_if(begun, [&](UnitId other) { return layout.units()[other].first_touch == unit; });
     }
-    for (const layout::UnitPlace& unit : layout.units()) {
-      if (unit.parameters_framed) parameters.all += unit.parameter_bytes.size();
-      if (unit.gradients_framed) gradients.all += unit.gradient_bytes.size();
-    }
-    parameters.largest = layout.max_framed_parameter_bytes();
-    gradients.largest = layout.max_framed_gradient_bytes();
     for (const layout::ArenaSizes& arena : layout.arenas()) {
       resident += arena.resident_parameter_bytes + arena.resident_gradient_bytes;
     }
@@ -54,6 +73,16 @@ struct Needs {
   Need parameters;
   Need gradients;
   int64_t resident = 0;  // what stays
+
+ private:
+  static std::vector<int64_t> BytesOf(const layout::Layout& layout, bool layout::UnitPlace::*framed,
+                                      layout::Range layout::UnitPlace::*bytes) {
+    std::vector<int64_t> of_units;
+    for (const layout::UnitPlace& unit : layout.units()) {
+      of_units.push_back(unit.*framed ? (unit.*bytes).size() : 0);
+    }
+    return of_units;
+  }
 };
 
 // More than all may be given: tied units, and what is asked, may take it.
@@ -69,13 +98,10 @@ struct Bounds {
 };
 
 // What is asked, up to twice what all units take: that holds them in any order of coming and going.
-// Else two of the largest, so that one comes while the other is used; what a unit uses may lie in
-// the middle for long, so that there must be room for a unit on either side. With `fill` what the
-// device has room for, up to all units, from one on where none uses another.
+// Else the least, and the largest once more, so that one comes while the other is used. With `fill`
+// what the device has room for, from the least on, up to all units.
 Bounds BoundsOf(int64_t asked, const Need& need, bool fill, int64_t before) {
-  if (need.largest == 0) return {before, before};
-  const int64_t beside = need.Least() > need.largest ? need.Least() : need.used;
-  const int64_t alone = fill && need.used == 0 ? need.largest : 2 * need.largest + beside;
+  const int64_t alone = fill ? need.least : need.least + need.largest;
   const int64_t wanted = asked > 0 ? std::min(asked, 2 * need.all) : alone;
   const int64_t least = std::max(wanted / base::kFrameBytes * base::kFrameBytes, before);
   return {least, asked == 0 && fill ? std::max(least, need.all) : least};
@@ -108,19 +134,21 @@ FrameSizes SizeFrames(const EngineOptions& options, const layout::Layout& layout
 absl::Status CheckFrames(const EngineOptions& options, const layout::Layout& layout,
                          std::span<const UnitSpec> units, const FrameSizes& sizes) {
   const Needs needs(layout, units);
-  // Of all units the one that needs most, so that what is told to give is enough.
-  const auto check = [&](const char* option, int64_t given, int64_t room,
-                         const std::vector<int64_t>& of_units) -> absl::Status {
-    const auto most = std::ranges::max_element(of_units);
-    if (most == of_units.end() || *most <= room) return absl::OkStatus();
+  // Of all units the one that needs most, the first that a backward pass comes to, so that what is
+  // told to give is enough.
+  const auto check = [&](const char* option, int64_t given, int64_t room, const Need& need,
+                         const char* users) -> absl::Status {
+    const auto most = std::max_element(need.beside.rbegin(), need.beside.rend());
+    if (most == need.beside.rend() || *most <= room) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        option, " is ", given, ", but unit ", units[most - of_units.begin()].name, " needs ", *most,
-        " bytes, with units that it uses, in frames of 2 MiB; give at least that, or 0"));
+        option, " is ", given, ", but unit ", units[need.beside.rend() - most - 1].name, " needs ",
+        *most, " bytes, with units that ", users,
+        ", in frames of 2 MiB; give at least that, or 0"));
   };
   ZH_RETURN_IF_ERROR(check("max_live_parameters_bytes", options.max_live_parameters_bytes,
-                           sizes.parameters, needs.parameters.of_units));
+                           sizes.parameters, needs.parameters, "it uses"));
   ZH_RETURN_IF_ERROR(check("max_live_gradients_bytes", options.max_live_gradients_bytes,
-                           sizes.gradients, needs.gradients.of_units));
+                           sizes.gradients, needs.gradients, "it or an earlier one uses"));
   const int64_t budget = DeviceBytes(options.device_budget, needs);
   const int64_t frames = sizes.parameters + sizes.gradients;
   if (options.device_budget == Budget::All() || needs.resident + frames <= budget) {

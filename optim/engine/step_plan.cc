@@ -2,6 +2,7 @@
 #include "optim/engine/step_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace zerohold::engine {
 
@@ -11,24 +12,28 @@ const char* NameOf(Verb verb) {
   return kNames[static_cast<int>(verb)];
 }
 
+std::vector<UnitId> ReductionOrder(const layout::Layout& layout) {
+  std::vector<UnitId> order(layout.units().size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](UnitId unit) { return layout.units()[unit].first_touch; });
+  return order;
+}
+
 namespace {
 
-// The backward pass finishes units from the last to the first, and a unit's buckets with it.
-void PlanReductions(const layout::Layout& layout, bool finish_sums, StepPlan& plan) {
-  const auto count = static_cast<int32_t>(layout.spaces().size());
-  for (int32_t index = count - 1; index >= 0; --index) {
-    const layout::FlatSpace& space = layout.spaces()[index];
-    if (space.frozen) continue;
-    const bool gather = !layout.config().shard_update && layout.MembershipIn(index).world > 1;
-    for (int64_t i = 0; i < space.bucket_count; ++i) {
-      const auto add = [&](Verb verb, Phase phase) {
-        plan.operations.push_back(
-            {verb, Operand::kGradient, phase, space.unit, index, space.first_bucket + i, -1});
-      };
-      add(Verb::kReduceScatter, Phase::kReduce);
-      if (finish_sums) add(Verb::kFinishSum, Phase::kFinish);
-      if (gather) add(Verb::kAllGather, Phase::kFinish);
-    }
+void PlanReductions(const layout::Layout& layout, bool finish_sums, int32_t index, StepPlan& plan) {
+  const layout::FlatSpace& space = layout.spaces()[index];
+  if (space.frozen) return;
+  const bool gather = !layout.config().shard_update && layout.MembershipIn(index).world > 1;
+  for (int64_t i = 0; i < space.bucket_count; ++i) {
+    const auto add = [&](Verb verb, Phase phase) {
+      plan.operations.push_back(
+          {verb, Operand::kGradient, phase, space.unit, index, space.first_bucket + i, -1});
+    };
+    add(Verb::kReduceScatter, Phase::kReduce);
+    if (finish_sums) add(Verb::kFinishSum, Phase::kFinish);
+    if (gather) add(Verb::kAllGather, Phase::kFinish);
   }
 }
 
@@ -85,7 +90,12 @@ void PlanGathers(const layout::Layout& layout, const std::vector<int32_t>& updat
 
 StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums, const Placement& placement) {
   StepPlan plan;
-  PlanReductions(layout, finish_sums, plan);
+  for (const UnitId id : ReductionOrder(layout)) {
+    const layout::UnitPlace& unit = layout.units()[id];
+    for (int space = unit.last_space - 1; space >= unit.first_space; --space) {
+      PlanReductions(layout, finish_sums, space, plan);
+    }
+  }
   const std::vector<int32_t> updates = PlanUpdates(layout, placement, plan);
   if (layout.config().shard_update) PlanGathers(layout, updates, plan);
   return plan;

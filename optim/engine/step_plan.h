@@ -47,6 +47,10 @@ struct StepPlan {
   std::vector<Operation> operations;
 };
 
+// The backward pass finishes units from the last to the first, and those whose parameters an
+// earlier unit uses with the first of these: that is when they are reduced.
+std::vector<UnitId> ReductionOrder(const layout::Layout& layout);
+
 // `finish_sums`: several reductions make one gradient. Where every rank updates everything, reduced
 // shards go to all; where each updates its shard, new parameters go to all that keep them.
 StepPlan BuildStepPlan(const layout::Layout& layout, bool finish_sums, const Placement& placement);

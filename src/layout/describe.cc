@@ -4,7 +4,9 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
+#include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "src/layout/layout.h"
@@ -41,6 +43,10 @@ std::string Describe(std::span<const ParameterSpec> parameters, std::span<const 
         Quoted(p.name), absl::StrJoin(p.shape, ", "), NameOf(p.dtype), p.group,
         p.frozen ? " frozen" : "", p.atomic ? " atomic" : "", p.norm_weight, p.mean_ranks);
   }
+  std::unordered_map<std::string_view, size_t> first_user;
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (const std::string& name : units[i].uses) first_user.try_emplace(name, i);
+  }
   number = 0;
   for (const UnitSpec& unit : units) {
     const auto here = [&](const std::vector<std::string>& names) {
@@ -54,6 +60,16 @@ std::string Describe(std::span<const ParameterSpec> parameters, std::span<const 
     absl::StrAppendFormat(&text, "unit %d: %s holds %s", number++, Quoted(unit.name),
                           held.empty() ? "nothing" : QuotedList(held));
     if (!used.empty()) absl::StrAppend(&text, " uses ", QuotedList(used));
+    // Its place among the reductions, which an earlier unit may set by a parameter of another
+    // communicator.
+    auto first = static_cast<size_t>(&unit - units.data());
+    for (const std::string& name : unit.parameters) {
+      const auto user = first_user.find(name);
+      if (user != first_user.end()) first = std::min(first, user->second);
+    }
+    if (&units[first] != &unit) {
+      absl::StrAppend(&text, " first used by ", Quoted(units[first].name));
+    }
     text += '\n';
   }
   return text;

@@ -126,8 +126,10 @@ absl::StatusOr<std::vector<ParameterId>> TakeParameters(std::span<const UnitSpec
   return taken;
 }
 
-absl::Status CheckUses(const UnitSpec& spec, UnitId unit, const NameIndex& ids,
-                       const std::vector<UnitId>& owner) {
+absl::StatusOr<std::vector<ParameterId>> FindUsed(const UnitSpec& spec, UnitId unit,
+                                                  const NameIndex& ids,
+                                                  const std::vector<UnitId>& owner) {
+  std::vector<ParameterId> used;
   std::unordered_set<std::string_view> seen;
   for (const std::string& name : spec.uses) {
     const auto found = ids.find(name);
@@ -139,8 +141,9 @@ absl::Status CheckUses(const UnitSpec& spec, UnitId unit, const NameIndex& ids,
       return absl::InvalidArgumentError(
           absl::StrCat(Quoted("unit", spec.name), " uses ", why, Quoted("parameter", name)));
     }
+    used.push_back(found->second);
   }
-  return absl::OkStatus();
+  return used;
 }
 
 }  // namespace
@@ -169,7 +172,7 @@ absl::StatusOr<CheckedInput> CheckInput(std::span<const ParameterSpec> parameter
                      " is in no unit; list it in the one that computes with it"));
   }
   for (UnitId unit = 0; unit < static_cast<UnitId>(units.size()); ++unit) {
-    ZH_RETURN_IF_ERROR(CheckUses(units[unit], unit, ids, owner));
+    ZH_ASSIGN_OR_RETURN(input.uses.emplace_back(), FindUsed(units[unit], unit, ids, owner));
   }
   return input;
 }

@@ -14,6 +14,7 @@ namespace zerohold::layout {
 struct CheckedInput {
   std::vector<int64_t> elems;                   // of each parameter
   std::vector<std::vector<ParameterId>> units;  // the parameters of each unit, in its order
+  std::vector<std::vector<ParameterId>> uses;   // those of other units that each uses
 };
 
 // Errors: as Layout::Create says.

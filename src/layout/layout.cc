@@ -77,7 +77,6 @@ FlatSpace EmptySpace(UnitId unit, const ParameterSpec& like) {
 struct Arena {
   int64_t end_bytes = 0;
   int64_t resident_bytes = 0;
-  int64_t max_framed_bytes = 0;
 
   Range PlaceParameters(std::span<FlatSpace> spaces, bool framed) {
     return Place(framed, [&] {
@@ -108,7 +107,6 @@ struct Arena {
     place_spaces();
     if (framed) {
       end_bytes = AlignUp(end_bytes, base::kFrameBytes);
-      max_framed_bytes = std::max(max_framed_bytes, end_bytes - begin_bytes);
     } else {
       resident_bytes = end_bytes;
     }
@@ -146,6 +144,7 @@ absl::StatusOr<Layout> Layout::Create(const LayoutConfig& config,
   for (UnitId unit = 0; unit < static_cast<UnitId>(units.size()); ++unit) {
     layout.PlaceUnit(unit, input, parameters);
   }
+  layout.NoteUses(input);
   ZH_RETURN_IF_ERROR(layout.CutBuckets());
   layout.PlaceArenas();
   for (int32_t space = 0; space < static_cast<int32_t>(layout.spaces_.size()); ++space) {
@@ -169,7 +168,7 @@ void Layout::PlaceUnit(UnitId unit, const CheckedInput& input,
     places_[id] = {static_cast<int32_t>(space - spaces_.begin()), {begin, begin + elems}};
     total_elems_ += elems;
   }
-  UnitPlace place = {first, static_cast<int>(spaces_.size()), false, false, {}, {}};
+  UnitPlace place = {first, static_cast<int>(spaces_.size()), false, false, {}, {}, unit, unit};
   int64_t elems = 0;
   int64_t gradient_elems = 0;
   for (int i = first; i < place.last_space; ++i) {
@@ -180,6 +179,16 @@ void Layout::PlaceUnit(UnitId unit, const CheckedInput& input,
       config_.parameter_frames && elems > 0 && elems >= config_.persistence_threshold_elems;
   place.gradients_framed = config_.gradient_frames && gradient_elems > 0;
   units_.push_back(place);
+}
+
+void Layout::NoteUses(const CheckedInput& input) {
+  for (UnitId user = 0; user < static_cast<UnitId>(input.uses.size()); ++user) {
+    for (const ParameterId id : input.uses[user]) {
+      UnitPlace& owner = units_[spaces_[places_[id].space].unit];
+      owner.first_touch = std::min(owner.first_touch, user);
+      owner.last_touch = std::max(owner.last_touch, user);
+    }
+  }
 }
 
 absl::Status Layout::CutBuckets() {
@@ -246,8 +255,6 @@ void Layout::PlaceGeneration(std::span<UnitPlace> units) {
                      .gradient_bytes = AlignUp(gradients.end_bytes, base::kPageBytes),
                      .resident_parameter_bytes = parameters.resident_bytes,
                      .resident_gradient_bytes = gradients.resident_bytes});
-  max_framed_parameter_bytes_ = std::max(max_framed_parameter_bytes_, parameters.max_framed_bytes);
-  max_framed_gradient_bytes_ = std::max(max_framed_gradient_bytes_, gradients.max_framed_bytes);
 }
 
 // What this rank holds of the space, cut into records; frozen elements are held, but have none.

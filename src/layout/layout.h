@@ -131,6 +131,11 @@ struct UnitPlace {
   bool gradients_framed;
   Range parameter_bytes;
   Range gradient_bytes;
+  // The first and the last unit of the list that touch its parameters: itself, or those that use
+  // them. A backward pass in reverse order begins its gradients with the last one and has them
+  // whole with the first.
+  UnitId first_touch;
+  UnitId last_touch;
   int generation = 0;
 };
 
@@ -179,15 +184,13 @@ class Layout {
 
   // By generation; at least one.
   std::span<const ArenaSizes> arenas() const { return arenas_; }
-  // The largest framed unit.
-  int64_t max_framed_parameter_bytes() const { return max_framed_parameter_bytes_; }
-  int64_t max_framed_gradient_bytes() const { return max_framed_gradient_bytes_; }
   int64_t total_elems() const { return total_elems_; }
 
   const LayoutConfig& config() const { return config_; }  // as rounded up
 
  private:
   void PlaceUnit(UnitId unit, const CheckedInput& input, std::span<const ParameterSpec> parameters);
+  void NoteUses(const CheckedInput& input);
   absl::Status CutBuckets();
   void ChooseOwner(FlatSpace& space);
   void PlaceArenas();
@@ -205,8 +208,6 @@ class Layout {
   int64_t bucket_count_ = 0;
   std::vector<int64_t> held_begin_;  // by bucket
   std::vector<ArenaSizes> arenas_;
-  int64_t max_framed_parameter_bytes_ = 0;
-  int64_t max_framed_gradient_bytes_ = 0;
   int64_t total_elems_ = 0;
 };
 

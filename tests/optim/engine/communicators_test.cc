@@ -219,6 +219,13 @@ TEST(Communicators, CreateComparesWhatRanksShare) {
     const Status names = refused(WithExpert(rank == 3 ? "three" : "expert"));
     EXPECT_TRUE(absl::IsFailedPrecondition(names)) << names;
     EXPECT_THAT(std::string(names.message()), ::testing::HasSubstr("three"));
+    // Half the ranks would reduce the gate with the first unit, the others before it.
+    ModelSpec tied = WithExpert("expert");
+    tied.units = {{"block", {"dense"}, {}}, {"experts", {"gate", "expert"}, {}}};
+    if (rank % 2 == 1) tied.units[0].uses = {"expert"};
+    const Status order = refused(tied);
+    EXPECT_TRUE(absl::IsFailedPrecondition(order)) << order;
+    EXPECT_THAT(std::string(order.message()), ::testing::HasSubstr("first used by \"block\""));
     ModelSpec unknown = WithExpert("expert");
     unknown.parameters[2].communicator = 2;
     const Status index = refused(unknown);

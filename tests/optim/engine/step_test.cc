@@ -200,6 +200,21 @@ TEST(Step, NothingStartsBeforeAUnitReports) {
   EXPECT_EQ(recorder.in_flight.size(), 6u);  // 2800 elements, padded, in buckets of 512
 }
 
+TEST(StepPlan, AUnitIsReducedWithTheFirstThatUsesIt) {
+  const std::vector<ParameterSpec> parameters = {{"a", {9}}, {"b", {9}}, {"c", {9}}, {"d", {9}}};
+  const std::vector<UnitSpec> units = {
+      {"u0", {"a"}, {}}, {"u1", {"b"}, {"d"}}, {"u2", {"c"}, {"a", "d"}}, {"u3", {"d"}, {}}};
+  layout::LayoutConfig config;
+  config.communicators = {{1, 0}};
+  const layout::Layout layout = layout::Layout::Create(config, parameters, units).value();
+  EXPECT_EQ(ReductionOrder(layout), (std::vector<UnitId>{2, 3, 1, 0}));
+  std::vector<UnitId> reduced;
+  for (const Operation& operation : BuildStepPlan(layout, false, AllInMemory(layout)).operations) {
+    if (operation.verb == Verb::kReduceScatter) reduced.push_back(operation.unit);
+  }
+  EXPECT_EQ(reduced, ReductionOrder(layout));
+}
+
 TEST(StepPlan, ReadsAsALineAnOperation) {
   const layout::Layout layout = MakeLayout(2, true);
   const StepPlan plan = BuildStepPlan(layout, false, AllInMemory(layout));

@@ -133,6 +133,8 @@ TEST(PartitioningCases, PAR_20) {
   EXPECT_EQ(layout.total_elems(), 100);
   EXPECT_EQ(layout.spaces().size(), 1u);
   EXPECT_EQ(layout.units()[1].first_space, layout.units()[1].last_space);
+  EXPECT_EQ(layout.units()[0].first_touch, 0);
+  EXPECT_EQ(layout.units()[0].last_touch, 1);
 }
 
 }  // namespace

@@ -198,6 +198,19 @@ TEST(Describe, HasALinePerParameterAndUnit) {
             "unit 1: \"tail\" holds nothing uses \"w\"\n");
 }
 
+// A parameter of another communicator that an earlier unit uses is not shown, but what it does to
+// the order of reductions is.
+TEST(Describe, ShowsWhatSetsAUnitsPlaceAmongReductions) {
+  std::vector<ParameterSpec> parameters = {Parameter("a", {4}), Parameter("b", {4}),
+                                           Parameter("expert", {4})};
+  parameters[2].communicator = 1;
+  const std::vector<UnitSpec> units = {{"early", {"a"}, {"expert"}}, {"late", {"b", "expert"}, {}}};
+  const std::string text = Describe(parameters, units, 0);
+  EXPECT_EQ(text.substr(text.find("unit 0")),
+            "unit 0: \"early\" holds \"a\"\n"
+            "unit 1: \"late\" holds \"b\" first used by \"early\"\n");
+}
+
 TEST(Describe, ShowsEveryDifference) {
   const std::vector<ParameterSpec> parameters = {Parameter("a", {4}), Parameter("b", {4})};
   const std::vector<UnitSpec> units = {{"u", {"a", "b"}, {}}, {"v", {}, {"a"}}};
@@ -283,7 +296,6 @@ TEST(Layout, FramedUnitsBeginOnFrames) {
   EXPECT_EQ(framed.units()[0].parameter_bytes, (Range{base::kFrameBytes, 2 * base::kFrameBytes}));
   EXPECT_EQ(framed.units()[2].parameter_bytes,
             (Range{2 * base::kFrameBytes, 4 * base::kFrameBytes}));
-  EXPECT_EQ(framed.max_framed_parameter_bytes(), 2 * base::kFrameBytes);
   EXPECT_EQ(framed.arenas()[0].parameter_bytes, 4 * base::kFrameBytes);
   EXPECT_EQ(framed.arenas()[0].resident_gradient_bytes, 0);
   ASSERT_EQ(framed.records().size(), plain.records().size());
@@ -310,7 +322,6 @@ TEST(Layout, AGenerationHasItsOwnArenas) {
   EXPECT_EQ(layout.units()[2].parameter_bytes, (Range{base::kFrameBytes, 3 * base::kFrameBytes}));
   EXPECT_EQ(layout.arenas()[2].parameter_bytes, 3 * base::kFrameBytes);
   EXPECT_EQ(layout.arenas()[2].resident_parameter_bytes, 256 * 4);
-  EXPECT_EQ(layout.max_framed_parameter_bytes(), 2 * base::kFrameBytes);
 }
 
 // Ranks of one communicator may hold more than others of another one: they cut what they share
