@@ -138,8 +138,8 @@ struct OffloadOptions {
   bool drop_parameters = false;
   // Records under way at a time, read, updated or written; each takes a slot of staging: a page and
   // record_elems elements of all states, of gradients and parameters too where those may rest on
-  // disk. More hides longer latencies; 1 reads, updates and writes one after the other. 0 takes 8,
-  // or as many as 44 MiB hold, and never less than 3. 0 to 4096
+  // disk. More hides longer latencies; 1 reads, updates and writes one after the other. 0 takes as
+  // many as 44 MiB hold, from 3 to 16. 0 to 4096
   int window = 0;
   // Fail where staging memory cannot be locked; else that is said once.
   bool require_pinned = false;

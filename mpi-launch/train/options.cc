@@ -164,8 +164,8 @@ void DeclareOffload(CLI::App& app, Options& o) {
                  "States that each rank keeps in host memory all the same, as 2GiB or 25%")
       ->check(BudgetText());
   app.add_option("--window", o.window,
-                 "Records under way at a time, read, updated or written; 0: 8, or as many as 44 "
-                 "MiB hold");
+                 "Records under way at a time, read, updated or written; 0: as many as 44 MiB "
+                 "hold, from 3 to 16");
   app.add_option("--io-engine", o.io_engine,
                  "uring, threads, or best: uring where the kernel allows it");
   app.add_flag("--require-pinned", o.require_pinned,

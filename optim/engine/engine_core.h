@@ -183,15 +183,15 @@ class EngineCore : private StepActions {
   void Acquire(Call& call);
   absl::Status CheckKept(const Call& call) const;
   absl::Status AcquireParameters(UnitId unit, AcquireMode mode);
-  absl::Status CheckGradientRoom(std::span<const UnitId> begins);
-  bool RoomMayCome(std::span<const UnitId> begins);
-  bool MayCountAsAbsent(UnitId unit) const;
+  absl::Status CheckGradientRoom(UnitId unit, std::span<const UnitId> begins);
+  bool RoomMayCome(UnitId unit, std::span<const UnitId> begins);
   void AcquireGradients(std::span<const UnitId> begins);
   void AnswerAcquireIfReady();
   void Release(Call& call);
   void ReleaseParameters(UnitId unit, bool written);
   void Report(Call& call);
   void TakeGradients(std::span<const UnitId> ready);
+  void DetachGradients(UnitId unit);
   void CloseMicroBatch();
   void Prefetch();
   void IssueGathers();

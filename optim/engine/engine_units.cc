@@ -70,7 +70,7 @@ void EngineCore::Acquire(Call& call) {
   if (status.ok()) status = CheckKept(call);
   // Ranks may be refused apart here, so before they do anything; room for parameters is the same on
   // all of them.
-  if (status.ok()) status = CheckGradientRoom(begins_);
+  if (status.ok()) status = CheckGradientRoom(call.unit, begins_);
   if (status.ok()) status = AcquireParameters(call.unit, call.mode);
   if (status.ok()) AcquireGradients(begins_);
   IssueGathers();
@@ -114,12 +114,12 @@ absl::Status EngineCore::AcquireParameters(UnitId unit, AcquireMode mode) {
 
 // Whether there is, or can be, room for the gradients of all these units. Changes nothing: units
 // that make room by being absent are put on a list.
-absl::Status EngineCore::CheckGradientRoom(std::span<const UnitId> begins) {
+absl::Status EngineCore::CheckGradientRoom(UnitId unit, std::span<const UnitId> begins) {
   absent_.clear();
   if (begins.empty()) return absl::OkStatus();
   gradient_frames_.BeginTrial();
   const UnitId full = gradient_frames_.FirstThatDoesNotFit(begins);
-  if (full < 0 || (RoundOpen() && RoomMayCome(begins))) return absl::OkStatus();
+  if (full < 0 || (RoundOpen() && RoomMayCome(unit, begins))) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "Acquire(kBackward): gradients of unit ", input_.units[full].name, " need ",
       layout_.units()[full].gradient_bytes.size(), " bytes, but max_live_gradients_bytes gives ",
@@ -128,10 +128,10 @@ absl::Status EngineCore::CheckGradientRoom(std::span<const UnitId> begins) {
       "call GradReady in the reverse order of the list of units, or raise the option"));
 }
 
-// Units that are reduced before those that wait, and that nobody has acquired, count as absent when
-// there is no room: else who waits for them would wait for ever. One that has a frame is in use: by
-// a unit that uses its parameters; one that is being acquired now waits for its own report.
-bool EngineCore::RoomMayCome(std::span<const UnitId> begins) {
+// Units that are reduced before those that wait, and of which no acquire promises a report, count
+// as absent when there is no room: else who waits for them would wait for ever. One that is being
+// acquired now waits for its own report.
+bool EngineCore::RoomMayCome(UnitId unit, std::span<const UnitId> begins) {
   for (const UnitId other : reduction_order_) {
     if (reductions_of_unit_[other] == 0) continue;
     if (step_.Ready(other)) {
@@ -141,21 +141,20 @@ bool EngineCore::RoomMayCome(std::span<const UnitId> begins) {
     // What is ready behind an absent one is reduced with it, so all of that comes before the
     // answer.
     if (!absent_.empty() && gradient_frames_.FirstThatDoesNotFit(begins) < 0) return true;
-    if (std::ranges::count(begins, other) > 0 || !MayCountAsAbsent(other)) return false;
+    const bool awaited =
+        window_.Promised(other) || std::ranges::count(window_.Touched(unit), other) > 0;
+    if (awaited || !layout_.units()[other].gradients_framed) return false;
     absent_.push_back(other);
+    gradient_frames_.TryWithout(other);
   }
   return gradient_frames_.FirstThatDoesNotFit(begins) < 0;
-}
-
-bool EngineCore::MayCountAsAbsent(UnitId unit) const {
-  return window_.Idle(unit) && layout_.units()[unit].gradients_framed &&
-         !gradient_frames_.ExtentOf(unit);
 }
 
 // As CheckGradientRoom has seen it.
 void EngineCore::AcquireGradients(std::span<const UnitId> begins) {
   for (const UnitId unit : absent_) {
     window_.CountAsAbsent(unit);
+    DetachGradients(unit);
     step_.UnitReady(unit);
   }
   if (!absent_.empty()) step_.Pump();
@@ -237,9 +236,7 @@ void EngineCore::Report(Call& call) {
 // The trainer adds to these units' gradients no more in this micro-batch.
 void EngineCore::TakeGradients(std::span<const UnitId> ready) {
   for (const UnitId unit : ready) {
-    if (std::exchange(gradients_attached_[unit], 0)) {
-      moves_.push_back({Move::Kind::kDetachGradients, unit, *gradient_frames_.ExtentOf(unit)});
-    }
+    DetachGradients(unit);
     if (memory_->HasFullSums(unit)) {
       Issue& issue = NewIssue(unit);
       issue.round = accumulated_[unit];
@@ -254,16 +251,18 @@ void EngineCore::TakeGradients(std::span<const UnitId> ready) {
   }
 }
 
+void EngineCore::DetachGradients(UnitId unit) {
+  if (!std::exchange(gradients_attached_[unit], 0)) return;
+  moves_.push_back({Move::Kind::kDetachGradients, unit, *gradient_frames_.ExtentOf(unit)});
+}
+
 void EngineCore::CloseMicroBatch() {
   ready_.clear();
   window_.CloseMicroBatch(&ready_);
   TakeGradients(ready_);
   // What was acquired and never reported: the step is refused, but its frames go back.
   for (size_t unit = 0; unit < gradients_attached_.size(); ++unit) {
-    if (std::exchange(gradients_attached_[unit], 0)) {
-      const auto id = static_cast<UnitId>(unit);
-      moves_.push_back({Move::Kind::kDetachGradients, id, *gradient_frames_.ExtentOf(id)});
-    }
+    DetachGradients(static_cast<UnitId>(unit));
   }
   if (RoundEachMicroBatch()) step_.CloseRound();
 }

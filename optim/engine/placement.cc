@@ -52,8 +52,8 @@ std::vector<bool> BeyondBudget(const std::vector<int64_t>& bytes, const Budget& 
 }
 
 // As many slots as the bytes hold, within limits.
-SlotPlan Slots(int64_t slot_bytes, int64_t bytes, int fewest) {
-  return {slot_bytes, static_cast<int>(std::clamp<int64_t>(bytes / slot_bytes, fewest, 8))};
+SlotPlan Slots(int64_t slot_bytes, int64_t bytes, int fewest, int most) {
+  return {slot_bytes, static_cast<int>(std::clamp<int64_t>(bytes / slot_bytes, fewest, most))};
 }
 
 int64_t SectionBytes(int64_t payload_bytes) {
@@ -142,11 +142,11 @@ Placement Place(const EngineOptions& options, const layout::Layout& layout, bool
 
   const int64_t elems = layout.config().record_elems;
   const int64_t slot_bytes = RecordSlotBytes(options, elems, gradients, copies);
-  placement.record_slots = Slots(slot_bytes, 44 * kMiB, 3);
+  placement.record_slots = Slots(slot_bytes, 44 * kMiB, 3, 16);
   if (offload.window > 0) placement.record_slots.slots = offload.window;
   const int64_t copy_bytes = SectionBytes(elems * SizeOf(DType::kFloat32));
-  if (gradients) placement.gradient_slots = Slots(copy_bytes, 8 * kMiB, 2);
-  if (copies && !placement.drop_copies) placement.copy_slots = Slots(copy_bytes, 8 * kMiB, 2);
+  if (gradients) placement.gradient_slots = Slots(copy_bytes, 8 * kMiB, 2, 8);
+  if (copies && !placement.drop_copies) placement.copy_slots = Slots(copy_bytes, 8 * kMiB, 2, 8);
   return placement;
 }
 

@@ -74,6 +74,7 @@ void Window::BeginMicroBatch(bool last) {
     state.backward = state.reported = state.absent = state.waiting = false;
     if (fresh_each_micro_batch_[unit]) state.begun = false;
     state.reports_left = reporters_[unit];
+    state.promises = 0;
   }
   ++micro_batches_;
   last_ = last;
@@ -117,8 +118,11 @@ void Window::Acquire(UnitId unit, AcquireMode mode) {
   ++state.acquired;
   if (mode == AcquireMode::kWrite) state.writing = true;
   if (mode != AcquireMode::kBackward) return;
-  state.backward = true;
-  for (const UnitId touched : touches_[unit]) states_[touched].begun = true;
+  const bool promises = !std::exchange(state.backward, true);
+  for (const UnitId touched : touches_[unit]) {
+    states_[touched].begun = true;
+    if (promises) ++states_[touched].promises;
+  }
 }
 
 absl::Status Window::Release(UnitId unit, bool* written) {
@@ -190,6 +194,7 @@ void Window::Report(UnitId unit, bool present, std::vector<UnitId>* ready) {
   for (const UnitId touched : touches_[unit]) {
     State& other = states_[touched];
     other.present |= present;
+    if (states_[unit].backward) --other.promises;
     other.waiting = --other.reports_left > 0;
     if (!other.waiting) ready->push_back(touched);
   }
@@ -215,6 +220,7 @@ void Window::Reset() {
   for (State& state : states_) {
     state.present = state.begun = state.backward = state.reported = false;
     state.absent = state.waiting = false;
+    state.promises = 0;
   }
   micro_batches_ = 0;
   last_ = false;

@@ -40,8 +40,8 @@ class Window {
   absl::Status GradAbsent(UnitId unit, std::vector<UnitId>* ready);
   // The micro-batch is over: `ready` gets the units with a report that still waited for others.
   void CloseMicroBatch(std::vector<UnitId>* ready);
-  // The unit's turn to be reduced has passed; it takes part as zero and is refused from now on in
-  // this micro-batch.
+  // The unit's turn to be reduced has passed: it takes part with what was reported, or as zero, and
+  // what touches it is refused from now on in this micro-batch. Requires: not Promised.
   void CountAsAbsent(UnitId unit) { states_[unit].absent = true; }
 
   // A micro-batch was begun, and every unit that was acquired for backward in it has reported.
@@ -59,8 +59,9 @@ class Window {
   // The unit's gradient memory holds something of this window (of this micro-batch, where it begins
   // anew).
   bool Begun(UnitId unit) const { return states_[unit].begun; }
-  // No report, and no acquire that promises one, in this micro-batch.
-  bool Idle(UnitId unit) const { return !states_[unit].reported && !states_[unit].backward; }
+  // A unit that touches this one is acquired for backward and has not reported, in this
+  // micro-batch.
+  bool Promised(UnitId unit) const { return states_[unit].promises > 0; }
   // The first unit that is acquired, for whatever, and touches this one; -1 for none.
   UnitId FirstHolding(UnitId unit) const;
   // The first unit that is acquired, for whatever; -1 for none.
@@ -84,6 +85,7 @@ class Window {
     bool absent = false;    // see CountAsAbsent
     bool waiting = false;   // some reports of this micro-batch are in, not all
     int reports_left = 0;   // own and users', in this micro-batch
+    int promises = 0;       // see Promised
   };
 
   absl::Status CheckUnit(UnitId unit, const char* call) const;

@@ -1,5 +1,6 @@
 // Gradients of more units than the frames hold: who is refused is told what to do, and loses
 // nothing; who is absent is so on every rank.
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 
 #include <mutex>
@@ -57,8 +58,7 @@ TEST(GradientRoom, MoreGradientsThanTheFramesHold) {
   });
 }
 
-// No room where a unit that another one uses has its frame still, or one of two is there: nothing
-// that has a frame counts as absent.
+// No room where a unit waits for others that are acquired, or one of two is there.
 TEST(GradientRoom, MoreGradientsThanTheFramesHoldBesideTiedOnes) {
   RunStages({1, 2}, [](EngineOptions options, int rank, Communicator ranks) {
     if (options.zero_stage < 2) return;
@@ -73,15 +73,54 @@ TEST(GradientRoom, MoreGradientsThanTheFramesHoldBesideTiedOnes) {
     };
     ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
     trainer.Backward(3, SeededGradient(rank, 0));
+    ASSERT_TRUE(trainer.engine().Acquire(2, AcquireMode::kBackward).ok());
     trainer.Backward(1, SeededGradient(rank, 0));
     exhausted(0);  // c waits for its own unit, b behind it
     for (const UnitId unit : {2, 0}) trainer.Backward(unit, SeededGradient(rank, 0));
+    ASSERT_TRUE(trainer.engine().Release(2).ok());
     EXPECT_TRUE(trainer.Step().applied);
 
     ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
     trainer.Backward(1, SeededGradient(rank, 0));
     exhausted(3);  // b waits for d, which needs a frame for c too
     EXPECT_TRUE(trainer.Step().applied);
+  });
+}
+
+// What an owner's users have reported is reduced when the others, which nobody has acquired, stand
+// before a unit that needs the room; in either direction.
+TEST(GradientRoom, TiedUnitsOfWhichOneIsLeftOutMakeRoom) {
+  struct Tie {
+    UnitId user;
+    const char* parameter;
+  };
+  constexpr UnitId kLeftOut = 2;
+  const Tie ties[] = {{3, "c"}, {kLeftOut, "d"}};
+  RunStages({1, 2}, [&](EngineOptions options, int rank, Communicator ranks) {
+    if (options.zero_stage < 2) return;
+    options.max_live_parameters_bytes = 4 * kFrame;
+    for (const Tie& tie : ties) {
+      SCOPED_TRACE(absl::StrCat(tie.user, " uses ", tie.parameter));
+      ModelSpec model = FourUnits();
+      model.units[tie.user].uses = {tie.parameter};
+      std::vector<float> expected;
+      for (const int64_t frames : {4, 2}) {
+        options.max_live_gradients_bytes = frames * kFrame;
+        Trainer trainer(options, ranks, model, Constant(1));
+        for (int step = 0; step < 2; ++step) {
+          ASSERT_TRUE(trainer.engine().BeginMicroBatch().ok());
+          for (const UnitId unit : {3, 1, 0}) trainer.Backward(unit, SeededGradient(rank, step));
+          if (frames == 2) {
+            EXPECT_THAT(Text(trainer.TryBackward(kLeftOut, SeededGradient(rank, step))),
+                        HasSubstr("counts as absent"));
+          }
+          EXPECT_TRUE(trainer.Step().applied);
+        }
+        const std::vector<float> states = trainer.ReadStates();
+        if (expected.empty()) expected = states;
+        EXPECT_EQ(states, expected);
+      }
+    }
   });
 }
 

@@ -82,6 +82,18 @@ TEST_F(WindowTest, WhatWaitsForOthersIsReadyWhenTheMicroBatchCloses) {
   EXPECT_THAT(list, ElementsAre(0));
 }
 
+TEST_F(WindowTest, AnAcquireForBackwardPromisesAReportOfAllThatItTouches) {
+  Begin(true);
+  EXPECT_FALSE(window.Promised(0));
+  for (int nested = 0; nested < 2; ++nested) Begins(2);
+  EXPECT_TRUE(window.Promised(0));
+  EXPECT_FALSE(window.Promised(1));
+  EXPECT_THAT(Ready(2), ElementsAre(2));
+  EXPECT_FALSE(window.Promised(0));  // though its own report is missing
+  Absent(0);
+  EXPECT_FALSE(window.Promised(0));
+}
+
 TEST_F(WindowTest, WhatCountsAsAbsentIsRefusedUntilTheNextMicroBatch) {
   Begin(false);
   window.CountAsAbsent(1);
@@ -95,7 +107,6 @@ TEST_F(WindowTest, AReportOfNothingIsReadyAndNotPresent) {
   EXPECT_THAT(Absent(1), ElementsAre(1));
   EXPECT_FALSE(window.Present(1));
   EXPECT_FALSE(window.AnyPresent());
-  EXPECT_FALSE(window.Idle(1));
   EXPECT_TRUE(window.CheckStep().ok());
   ExpectRefused(window.GradAbsent(1, &list), "unit block has reported already");
   ExpectRefused(window.GradReady(1, &list), "unit block has reported already");

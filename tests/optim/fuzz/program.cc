@@ -271,13 +271,15 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   const int64_t least = std::max(kFrame, room.largest);
   const int64_t spare = random.Below(4) * kFrame;
   const bool holds = std::ranges::any_of(program.steps, &Step::holds);
-  if (random.OneIn(2) || room.tied) options.max_live_parameters_bytes = least + spare;
+  // Exactly the least of tied units may be in pieces.
+  const int64_t parameters = room.tied ? 3 * least : least;
+  if (random.OneIn(2)) options.max_live_parameters_bytes = parameters + spare;
   if (holds) options.max_live_parameters_bytes = room.all + kFrame;
   if (random.OneIn(4)) options.device_budget = int64_t{1} << 40;  // frames for all units
-  const bool wide = holds || room.tied || program.steps[0].shuffled;
+  const bool wide = holds || program.steps[0].shuffled;
   if (wide) options.max_live_gradients_bytes = room.all + kFrame;
   if (!wide) options.max_live_gradients_bytes = 0;
-  if (!wide && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
+  if (!wide && !room.tied && random.OneIn(2)) options.max_live_gradients_bytes = least + spare;
   if (random.OneIn(2)) options.offload = DrawOffload(random, folder);
   DrawBudgets(random, options, options.offload);
   way.uneven = random.OneIn(3);
