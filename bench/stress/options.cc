@@ -141,6 +141,9 @@ Status Check(const StressOptions& o) {
   if (!std::isfinite(o.forward_s) || o.forward_s < 0 || o.forward_s > 3600) {
     return Bad("--forward is ", o.forward_s, ": give 0 to 3600 seconds");
   }
+  if (o.overlap_next_forward && o.forward_s == 0) {
+    return Bad("--overlap-next-forward needs a forward pass to go on under: give --forward");
+  }
   ZH_RETURN_IF_ERROR(CheckStage(o));
   return CheckDisk(o);
 }

@@ -184,13 +184,14 @@ struct EngineOptions {
   bool reproducible = false;
 
   // Stage 3: bytes of gathered parameters on this rank at one time; stages 2 and 3: bytes of
-  // gradients not yet reduced. At least the largest unit with what it uses, in 2 MiB pages, each in
-  // one piece (who gives no more may be told ResourceExhausted where tied units lie between); 0
-  // takes room for two, and for what tied units keep besides. More lets more gathers and
-  // reductions run ahead, up to twice what all units take. Stage 3, where some ranks report a unit
-  // that others leave out: the others say so (GradAbsent), or this is room for the gradients of all
-  // units; else who has none left waits for the others' part in a reduction while they wait for it
-  // to acquire what comes next, until communication_timeout_s ends both.
+  // gradients not yet reduced. At least the largest unit in 2 MiB pages, in one piece wherever
+  // those lie that it uses (of gradients those too that wait for earlier units); Create names it,
+  // and it is enough for one unit after another, in reverse order for gradients. 0 takes room for
+  // one more. More lets more gathers and reductions run ahead, up to twice what all units take.
+  // Stage 3, where some ranks report a unit that others leave out: the others say so (GradAbsent),
+  // or this is room for the gradients of all units; else who has none left waits for the others'
+  // part in a reduction while they wait for it to acquire what comes next, until
+  // communication_timeout_s ends both.
   int64_t max_live_parameters_bytes = 0;
   int64_t max_live_gradients_bytes = 0;
   // The most memory of the device (on a CPU the host's) that parameters and gradients may take

@@ -50,7 +50,8 @@ struct UnitSpec {
   std::vector<std::string> parameters;  // names, in the order in which they shall lie in memory
   // Parameters of other units that this one uses too (tied): there with it in every mode of
   // Acquire, written by their own unit's kWrite alone. Gradients of both are added in one memory,
-  // which the first kBackward of any of them zeroes, and are final when all of them have reported.
+  // which the first kBackward of any of them zeroes, and are final when all of them have reported:
+  // the unit is reduced with the first of the list that uses it.
   std::vector<std::string> uses;
 };
 

@@ -171,7 +171,7 @@ Status CheckOffload(const Options& o) {
     }
     if (given && o.zero_stage < least_stage) {
       return Bad(std::string(flag) + " nvme is of what comes in frames: give --zero-stage " +
-                 std::to_string(least_stage) + " or more");
+                 std::to_string(least_stage) + (least_stage < 3 ? " or more" : ""));
     }
   }
   const Options defaults;
@@ -189,7 +189,10 @@ Status CheckOffload(const Options& o) {
       {"--offload-faults", !o.offload_faults.empty()},
   };
   for (const auto& [flag, given] : of_disk) {
-    if (given) return Bad(std::string(flag) + " is of disks: give --offload nvme");
+    if (given)
+      return Bad(std::string(flag) +
+                 " is of disks: give --offload nvme, "
+                 "--params-offload nvme or --gradients-offload nvme");
   }
   return absl::OkStatus();
 }

@@ -28,6 +28,10 @@ StatusOr<int64_t> ParseSize(const std::string& text) {
   const size_t prefix = kPrefixes.find(unit);  // 0 for none too
   if (prefix == std::string_view::npos) return wrong;
   const auto power = static_cast<int>(unit.empty() ? 0 : prefix + 1);
+  if (power == 0 && number != std::floor(number)) {
+    return absl::InvalidArgumentError("\"" + text +
+                                      "\" is no whole number of bytes: give a unit, as 1.5GB");
+  }
 
   const long double bytes = number * std::pow(binary ? 1024.0L : 1000.0L, power);
   return bytes < 0x1p63L ? StatusOr<int64_t>(static_cast<int64_t>(bytes)) : wrong;
@@ -36,8 +40,9 @@ StatusOr<int64_t> ParseSize(const std::string& text) {
 StatusOr<Budget> ParseBudget(const std::string& text) {
   if (!text.ends_with('%')) {
     const StatusOr<int64_t> bytes = ParseSize(text);
-    if (!bytes.ok()) return bytes.status();
-    return Budget(*bytes);
+    if (bytes.ok()) return Budget(*bytes);
+    return absl::InvalidArgumentError(std::string(bytes.status().message()) +
+                                      ", or a percentage, as 50%");
   }
   double percent = -1;
   const char* const end = text.data() + text.size() - 1;

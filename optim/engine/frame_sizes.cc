@@ -18,30 +18,35 @@ namespace {
 // Frames of one kind, bytes.
 class Need {
  public:
-  explicit Need(std::vector<int64_t> bytes) : beside(bytes.size(), 0), bytes_(std::move(bytes)) {
+  explicit Need(std::vector<int64_t> bytes) : of_units(bytes.size(), 0), bytes_(std::move(bytes)) {
     for (const int64_t unit : bytes_) {
       all += unit;
       largest = std::max(largest, unit);
     }
   }
-  // While `unit` is used those `there` have frames, the `coming` last of them for it first. One
-  // that comes needs a gap, and the others may leave it as many as they are, and one more.
-  void Use(UnitId unit, std::span<const UnitId> there, size_t coming) {
+  // While `unit` is used those `there` have frames; any that it touches may come for it, where
+  // others were left out. One that comes needs a gap; the others may lie so that each gap between
+  // them is a page too small.
+  void Use(UnitId unit, std::span<const UnitId> there, std::span<const UnitId> touched) {
+    int64_t sum = 0;
     int64_t pieces = 0;
     for (const UnitId other : there) {
-      beside[unit] += bytes_[other];
+      sum += bytes_[other];
       pieces += bytes_[other] > 0;
     }
-    least = std::max(least, beside[unit]);
-    for (const UnitId other : there.last(coming)) {
-      if (bytes_[other] > 0) least = std::max(least, beside[unit] + (pieces - 1) * bytes_[other]);
+    of_units[unit] = sum;
+    for (const UnitId other : touched) {
+      if (bytes_[other] == 0) continue;
+      const int64_t gaps = (pieces - 1) * (bytes_[other] - base::kFrameBytes);
+      of_units[unit] = std::max(of_units[unit], sum + gaps);
     }
   }
+  // One unit after another, wherever lies what is there beside it.
+  int64_t Least() const { return of_units.empty() ? 0 : std::ranges::max(of_units); }
 
-  std::vector<int64_t> beside;  // by unit, with it
-  int64_t all = 0;              // of all units at once
-  int64_t largest = 0;          // unit by itself
-  int64_t least = 0;            // for one unit after another, wherever what is beside it lies
+  std::vector<int64_t> of_units;  // each with what is there beside it
+  int64_t all = 0;                // of all units at once
+  int64_t largest = 0;            // unit by itself
 
  private:
   std::vector<int64_t> bytes_;  // by unit, of it alone
@@ -57,11 +62,10 @@ struct Needs {
     std::vector<UnitId> begun;  // gradients that are not whole yet, as a backward pass has them
     for (auto unit = static_cast<UnitId>(units.size()) - 1; unit >= 0; --unit) {
       const std::span<const UnitId> touched = window.Touched(unit);
-      parameters.Use(unit, touched, touched.size());
-      const size_t before = begun.size();
+      parameters.Use(unit, touched, touched);
       std::ranges::copy_if(touched, std::back_inserter(begun),
                            [&](UnitId other) { return layout.units()[other].last_touch == unit; });
-      gradients.Use(unit, begun, begun.size() - before);
+      gradients.Use(unit, begun, touched);
       std::erase_if(begun, [&](UnitId other) { return layout.units()[other].first_touch == unit; });
     }
     for (const layout::ArenaSizes& arena : layout.arenas()) {
@@ -101,7 +105,7 @@ struct Bounds {
 // Else the least, and the largest once more, so that one comes while the other is used. With `fill`
 // what the device has room for, from the least on, up to all units.
 Bounds BoundsOf(int64_t asked, const Need& need, bool fill, int64_t before) {
-  const int64_t alone = fill ? need.least : need.least + need.largest;
+  const int64_t alone = fill ? need.Least() : need.Least() + need.largest;
   const int64_t wanted = asked > 0 ? std::min(asked, 2 * need.all) : alone;
   const int64_t least = std::max(wanted / base::kFrameBytes * base::kFrameBytes, before);
   return {least, asked == 0 && fill ? std::max(least, need.all) : least};
@@ -138,12 +142,12 @@ absl::Status CheckFrames(const EngineOptions& options, const layout::Layout& lay
   // told to give is enough.
   const auto check = [&](const char* option, int64_t given, int64_t room, const Need& need,
                          const char* users) -> absl::Status {
-    const auto most = std::max_element(need.beside.rbegin(), need.beside.rend());
-    if (most == need.beside.rend() || *most <= room) return absl::OkStatus();
+    const auto most = std::max_element(need.of_units.rbegin(), need.of_units.rend());
+    if (most == need.of_units.rend() || *most <= room) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        option, " is ", given, ", but unit ", units[need.beside.rend() - most - 1].name, " needs ",
-        *most, " bytes, with units that ", users,
-        ", in frames of 2 MiB; give at least that, or 0"));
+        option, " is ", given, ", but unit ", units[need.of_units.rend() - most - 1].name,
+        " needs ", *most, " bytes, with units that ", users,
+        ", in frames of 2 MiB, each in one piece; give at least that, or 0"));
   };
   ZH_RETURN_IF_ERROR(check("max_live_parameters_bytes", options.max_live_parameters_bytes,
                            sizes.parameters, needs.parameters, "it uses"));
@@ -154,11 +158,14 @@ absl::Status CheckFrames(const EngineOptions& options, const layout::Layout& lay
   if (options.device_budget == Budget::All() || needs.resident + frames <= budget) {
     return absl::OkStatus();
   }
+  const bool asked = options.max_live_parameters_bytes > 0 || options.max_live_gradients_bytes > 0;
   return absl::ResourceExhaustedError(absl::StrCat(
       "device_budget is ", budget, " bytes, but parameters and gradients that stay take ",
-      needs.resident, " and frames ", frames,
-      "; give at least the sum, or a higher zero_stage, smaller units, or less "
-      "max_live_parameters_bytes and max_live_gradients_bytes"));
+      needs.resident, " and frames ", frames, " (", sizes.parameters, " of parameters, ",
+      sizes.gradients, " of gradients); give at least the sum",
+      options.zero_stage < 3 ? ", or a higher zero_stage" : "",
+      frames > 0 ? ", or smaller units" : "",
+      asked ? ", or less max_live_parameters_bytes and max_live_gradients_bytes" : ""));
 }
 
 }  // namespace zerohold::engine

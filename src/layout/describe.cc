@@ -25,6 +25,26 @@ std::string QuotedList(const std::vector<std::string>& names) {
   });
 }
 
+// Of the units `holders`, which parameters of any communicator may change: with the first unit that
+// uses one of theirs, as Layout's first_touch has it.
+std::vector<int64_t> ReductionOrder(std::vector<int64_t> holders, std::span<const UnitSpec> units) {
+  std::unordered_map<std::string_view, int64_t> first_user;
+  for (int64_t i = 0; i < std::ssize(units); ++i) {
+    for (const std::string& name : units[i].uses) first_user.try_emplace(name, i);
+  }
+  const auto first_touch = [&](int64_t unit) {
+    int64_t first = unit;
+    for (const std::string& name : units[unit].parameters) {
+      const auto user = first_user.find(name);
+      if (user != first_user.end()) first = std::min(first, user->second);
+    }
+    return first;
+  };
+  std::ranges::reverse(holders);
+  std::ranges::stable_sort(holders, std::ranges::greater(), first_touch);
+  return holders;
+}
+
 }  // namespace
 
 std::string Describe(std::span<const ParameterSpec> parameters, std::span<const UnitSpec> units,
@@ -43,11 +63,8 @@ std::string Describe(std::span<const ParameterSpec> parameters, std::span<const 
         Quoted(p.name), absl::StrJoin(p.shape, ", "), NameOf(p.dtype), p.group,
         p.frozen ? " frozen" : "", p.atomic ? " atomic" : "", p.norm_weight, p.mean_ranks);
   }
-  std::unordered_map<std::string_view, size_t> first_user;
-  for (size_t i = 0; i < units.size(); ++i) {
-    for (const std::string& name : units[i].uses) first_user.try_emplace(name, i);
-  }
   number = 0;
+  std::vector<int64_t> holders;
   for (const UnitSpec& unit : units) {
     const auto here = [&](const std::vector<std::string>& names) {
       std::vector<std::string> kept = names;
@@ -60,19 +77,14 @@ std::string Describe(std::span<const ParameterSpec> parameters, std::span<const 
     absl::StrAppendFormat(&text, "unit %d: %s holds %s", number++, Quoted(unit.name),
                           held.empty() ? "nothing" : QuotedList(held));
     if (!used.empty()) absl::StrAppend(&text, " uses ", QuotedList(used));
-    // Its place among the reductions, which an earlier unit may set by a parameter of another
-    // communicator.
-    auto first = static_cast<size_t>(&unit - units.data());
-    for (const std::string& name : unit.parameters) {
-      const auto user = first_user.find(name);
-      if (user != first_user.end()) first = std::min(first, user->second);
-    }
-    if (&units[first] != &unit) {
-      absl::StrAppend(&text, " first used by ", Quoted(units[first].name));
-    }
     text += '\n';
+    if (!held.empty()) holders.push_back(&unit - units.data());
   }
-  return text;
+  const std::vector<int64_t> order = ReductionOrder(holders, units);
+  if (std::ranges::is_sorted(order, std::ranges::greater())) return text;
+  text += "reduced in the order";
+  for (const int64_t unit : order) absl::StrAppend(&text, " ", Quoted(units[unit].name));
+  return text + '\n';
 }
 
 }  // namespace zerohold::layout

@@ -189,6 +189,7 @@ TEST(Stress, BadInputIsOneLine) {
       {"--throttle latency=5" + kDisk, "--throttle latency=5", "latency=1ms"},
       {"--throttle link-latency=2h" + kDisk, "--throttle link-latency=2h", "link-latency=50us"},
       {"--forward -1" + kDisk, "--forward is -1", "0 to 3600"},
+      {"--overlap-next-forward" + kDisk, "--overlap-next-forward needs", "--forward"},
       {"--window -1" + kDisk, "--window is -1", "to 4096"},
       {"--faults what=1" + kDisk, "\"what=1\"", "short, again, eio"},
       {"--nvme-path /no/such", "/no/such", "nvme_paths"},

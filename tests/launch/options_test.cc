@@ -181,14 +181,15 @@ TEST(Options, EachBadFlagOfOffloadIsNamedInOneLine) {
 TEST(Options, SizesAreWhatPeopleWrite) {
   const std::pair<const char*, int64_t> sizes[] = {
       {"0", 0},           {"77", 77},          {"1.5GiB", 3 << 29}, {"1.5gb", 1'500'000'000},
-      {"2 MiB", 2 << 20}, {"2Mi", 2 << 20},    {"2m", 2'000'000},   {"1.5B", 1},
+      {"2 MiB", 2 << 20}, {"2Mi", 2 << 20},    {"2m", 2'000'000},   {"3.0B", 3},
       {"3KB", 3000},      {"4TiB", 1LL << 42}, {"0.5k", 500}};
   for (const auto& [text, bytes] : sizes) {
     EXPECT_EQ(Parse({"--zero-stage", "2", "--max-live-gradients", text})->max_live_gradients_bytes,
               bytes)
         << text;
   }
-  for (const char* wrong : {"", "i", "1i", "1iB", "1QB", "1MMB", "-1", "inf", "nan", "1e3", "+1"}) {
+  for (const char* wrong :
+       {"", "i", "0.5", "1.5B", "1i", "1iB", "1QB", "1MMB", "-1", "inf", "nan", "1e3", "+1"}) {
     EXPECT_FALSE(Parse({"--zero-stage", "2", "--max-live-gradients", wrong}).ok()) << wrong;
   }
 }

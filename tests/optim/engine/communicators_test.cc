@@ -219,13 +219,20 @@ TEST(Communicators, CreateComparesWhatRanksShare) {
     const Status names = refused(WithExpert(rank == 3 ? "three" : "expert"));
     EXPECT_TRUE(absl::IsFailedPrecondition(names)) << names;
     EXPECT_THAT(std::string(names.message()), ::testing::HasSubstr("three"));
-    // Half the ranks would reduce the gate with the first unit, the others before it.
-    ModelSpec tied = WithExpert("expert");
-    tied.units = {{"block", {"dense"}, {}}, {"experts", {"gate", "expert"}, {}}};
-    if (rank % 2 == 1) tied.units[0].uses = {"expert"};
-    const Status order = refused(tied);
-    EXPECT_TRUE(absl::IsFailedPrecondition(order)) << order;
-    EXPECT_THAT(std::string(order.message()), ::testing::HasSubstr("first used by \"block\""));
+    // What uses an expert may differ, unless half the ranks would reduce the gate before the dense
+    // block and the others after it.
+    for (const bool apart : {false, true}) {
+      const UnitSpec user = {rank % 2 == 0 ? "even" : "odd", {}, {"expert"}};
+      ModelSpec tied = WithExpert("expert");
+      tied.units = {user, {"block", {"dense"}, {}}, {"experts", {"gate", "expert"}, {}}};
+      if (apart && rank % 2 == 1) std::swap(tied.units[0], tied.units[1]);
+      const Status order = refused(tied);
+      EXPECT_EQ(absl::IsFailedPrecondition(order), apart) << order;
+      EXPECT_EQ(order.ok(), !apart);
+      if (!apart) continue;
+      EXPECT_THAT(std::string(order.message()),
+                  ::testing::HasSubstr("reduced in the order \"block\" \"experts\""));
+    }
     ModelSpec unknown = WithExpert("expert");
     unknown.parameters[2].communicator = 2;
     const Status index = refused(unknown);

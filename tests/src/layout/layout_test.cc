@@ -198,17 +198,25 @@ TEST(Describe, HasALinePerParameterAndUnit) {
             "unit 1: \"tail\" holds nothing uses \"w\"\n");
 }
 
-// A parameter of another communicator that an earlier unit uses is not shown, but what it does to
+// Users of another communicator's parameters, and their names, are not shown, but what they do to
 // the order of reductions is.
-TEST(Describe, ShowsWhatSetsAUnitsPlaceAmongReductions) {
+TEST(Describe, ShowsAnOrderOfReductionsThatIsNotTheLists) {
   std::vector<ParameterSpec> parameters = {Parameter("a", {4}), Parameter("b", {4}),
                                            Parameter("expert", {4})};
   parameters[2].communicator = 1;
-  const std::vector<UnitSpec> units = {{"early", {"a"}, {"expert"}}, {"late", {"b", "expert"}, {}}};
-  const std::string text = Describe(parameters, units, 0);
-  EXPECT_EQ(text.substr(text.find("unit 0")),
-            "unit 0: \"early\" holds \"a\"\n"
-            "unit 1: \"late\" holds \"b\" first used by \"early\"\n");
+  const auto described = [&](const char* user, bool first) {
+    std::vector<UnitSpec> units = {
+        {"early", {"a"}, {}}, {user, {}, {"expert"}}, {"late", {"b", "expert"}, {}}};
+    if (first) std::swap(units[0], units[1]);
+    const std::string text = Describe(parameters, units, 0);
+    return text.substr(text.find("unit 0"));
+  };
+  const std::string list =
+      "unit 0: \"early\" holds \"a\"\n"
+      "unit 1: \"late\" holds \"b\"\n";
+  EXPECT_EQ(described("user", false), list);
+  EXPECT_EQ(described("user", true), list + "reduced in the order \"early\" \"late\"\n");
+  EXPECT_EQ(described("other", true), described("user", true));
 }
 
 TEST(Describe, ShowsEveryDifference) {
