@@ -55,7 +55,7 @@ class ZH_EXPORT Engine {
   // differ (experts, pipeline stages), but not how many: SelfCommunicator() stands for one that a
   // rank has no part in. Ranks that share several communicators list them, and the units and
   // parameters, in a unit too, in the same order; uses of what others do not list change no order
-  // of the units that share one (see UnitSpec::uses).
+  // of units that hold what is shared in any (see UnitSpec::uses).
   static StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                   std::vector<Communicator> communicators,
                                                   std::vector<ParameterSpec> parameters,

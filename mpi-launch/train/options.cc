@@ -129,10 +129,10 @@ void DeclareEngine(CLI::App& app, Options& o) {
   app.add_flag("--overlap-next-forward", o.overlap_next_forward,
                "Updates go on under the next forward pass; the same bits");
   app.add_option("--max-live-parameters", o.max_live_parameters_bytes,
-                 "Bytes of gathered weights at one time, as 64MiB; 0: the two largest units")
+                 "Bytes of gathered weights at one time, as 64MiB; 0: the least and a unit more")
       ->transform(Size());
   app.add_option("--max-live-gradients", o.max_live_gradients_bytes,
-                 "Bytes of gradients not yet reduced; 0: the two largest units")
+                 "Bytes of gradients not yet reduced; 0: the least and a unit more")
       ->transform(Size());
   app.add_option("--device-budget", o.device_budget,
                  "The most memory of weights and gradients where they are computed with, as 2GiB, "

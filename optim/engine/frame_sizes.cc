@@ -101,12 +101,12 @@ struct Bounds {
   int64_t most;
 };
 
-// What is asked, up to twice what all units take: that holds them in any order of coming and going.
-// Else the least, and the largest once more, so that one comes while the other is used. With `fill`
-// what the device has room for, from the least on, up to all units.
+// What is asked, up to twice what all units take, or the least where that is more. Else the least,
+// and the largest once more, so that one comes while the other is used. With `fill` what the device
+// has room for, from the least on, up to all units.
 Bounds BoundsOf(int64_t asked, const Need& need, bool fill, int64_t before) {
   const int64_t alone = fill ? need.Least() : need.Least() + need.largest;
-  const int64_t wanted = asked > 0 ? std::min(asked, 2 * need.all) : alone;
+  const int64_t wanted = asked > 0 ? std::min(asked, std::max(2 * need.all, need.Least())) : alone;
   const int64_t least = std::max(wanted / base::kFrameBytes * base::kFrameBytes, before);
   return {least, asked == 0 && fill ? std::max(least, need.all) : least};
 }

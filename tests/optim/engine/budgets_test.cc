@@ -229,6 +229,23 @@ TEST(Budgets, TheLeastThatIsGrantedServesAPassThatLeavesOutAnOwner) {
   }
 }
 
+// What Create names is granted, though it is more than twice what all units take.
+TEST(Budgets, TheRoomThatIsNamedIsGranted) {
+  ModelSpec model = TensorsInUnits({3000, 3000, 3000, 3000, 3000, 5 * kFrame / 2});
+  model.units[5].uses = {"a", "b", "c", "d", "e"};
+  EngineOptions options = Options(3);
+  options.max_live_parameters_bytes = kFrame;
+  const auto create = [&] {
+    return Engine::Create(options, {SelfCommunicator()}, model.parameters, model.units).status();
+  };
+  const std::string text(create().message());
+  const std::string needs = "needs ";
+  options.max_live_parameters_bytes = std::stoll(text.substr(text.find(needs) + needs.size()));
+  EXPECT_EQ(options.max_live_parameters_bytes, (15 + 5 * 9) * kFrame);
+  const Status status = create();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // Gradients that wait for an earlier unit hold no others back.
 TEST(Budgets, AnEarlyUnitMayUseWhatALateOneOwns) {
   for (const int stage : {2, 3}) {
