@@ -51,12 +51,14 @@ std::string Describe(std::span<const ParameterSpec> parameters, std::span<const 
                      int communicator) {
   std::string text;
   std::unordered_set<std::string_view> elsewhere;  // parameters of other communicators
+  std::unordered_set<std::string_view> reduced;
   int number = 0;
   for (const ParameterSpec& p : parameters) {
     if (p.communicator != communicator) {
       elsewhere.insert(p.name);
       continue;
     }
+    if (!p.frozen) reduced.insert(p.name);
     // %.17g: two weights that differ in the last bit differ here.
     absl::StrAppendFormat(
         &text, "parameter %d: %s [%s] %s group %d%s%s norm_weight %.17g mean_ranks %d\n", number++,
@@ -78,7 +80,9 @@ std::string Describe(std::span<const ParameterSpec> parameters, std::span<const 
                           held.empty() ? "nothing" : QuotedList(held));
     if (!used.empty()) absl::StrAppend(&text, " uses ", QuotedList(used));
     text += '\n';
-    if (!held.empty()) holders.push_back(&unit - units.data());
+    const bool holds =
+        std::ranges::any_of(held, [&](const std::string& name) { return reduced.contains(name); });
+    if (holds) holders.push_back(&unit - units.data());
   }
   const std::vector<int64_t> order = ReductionOrder(holders, units);
   if (std::ranges::is_sorted(order, std::ranges::greater())) return text;

@@ -271,7 +271,7 @@ Way Vary(const Program& program, Random& random, const std::string& folder) {
   const int64_t least = std::max(kFrame, room.largest);
   const int64_t spare = random.Below(4) * kFrame;
   const bool holds = std::ranges::any_of(program.steps, &Step::holds);
-  // Exactly the least of tied units may be in pieces.
+  // Room for a tied unit wherever those lie that it uses.
   const int64_t parameters = room.tied ? 3 * least : least;
   if (random.OneIn(2)) options.max_live_parameters_bytes = parameters + spare;
   if (holds) options.max_live_parameters_bytes = room.all + kFrame;

@@ -217,6 +217,8 @@ TEST(Describe, ShowsAnOrderOfReductionsThatIsNotTheLists) {
   EXPECT_EQ(described("user", false), list);
   EXPECT_EQ(described("user", true), list + "reduced in the order \"early\" \"late\"\n");
   EXPECT_EQ(described("other", true), described("user", true));
+  parameters[1].frozen = true;  // reduces nothing
+  EXPECT_EQ(described("user", true), list);
 }
 
 TEST(Describe, ShowsEveryDifference) {
